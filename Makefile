@@ -1,0 +1,56 @@
+# Everything runs in .venv, which is built from the hashed locks in requirements/.
+# A warm call costs nothing: the stamps are as new as the files they were made from.
+PYTHON ?= python3
+BIN := .venv/bin
+LOCK := $(BIN)/uv pip compile -q -U --universal --python-version 3.10 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+export UV_PYTHON := $(BIN)/python
+export UV_NO_CONFIG := 1
+
+.PHONY: install demo test soak bench lint lock clean
+
+install: .venv/dev.stamp
+
+demo: .venv/demo.stamp
+	$(BIN)/python -m ffdl_airflow.demo
+
+test: install
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 -p no:randomly \
+		--cov ffdl_airflow.core --cov-branch --cov-report term
+
+soak: install
+	$(BIN)/python -m pytest -m 'not bench' --soak --durations 20 -p no:randomly
+
+bench: install
+	$(BIN)/python -m pytest -m bench -s -p no:randomly
+
+lint: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock: $(BIN)/uv
+	$(LOCK) requirements/bootstrap.in -o requirements/bootstrap.txt
+	$(LOCK) pyproject.toml --extra demo --group build -o requirements/demo.txt
+	$(LOCK) pyproject.toml --extra demo --group dev -c requirements/demo.txt -o requirements/dev.txt
+
+clean:
+	rm -rf .venv build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/uv: requirements/bootstrap.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --require-hashes -r $<
+	touch $@
+
+# What the demo needs is part of what the developer needs, so the first stamp serves for both.
+.venv/dev.stamp: requirements/dev.txt pyproject.toml | $(BIN)/uv
+	$(BIN)/uv pip sync -q --require-hashes requirements/bootstrap.txt $<
+	$(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
+	touch .venv/demo.stamp $@
+
+.venv/demo.stamp: requirements/demo.txt pyproject.toml | $(BIN)/uv
+	$(BIN)/uv pip install -q --require-hashes -r $<
+	$(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
+	touch $@

@@ -1,0 +1,117 @@
+"""A follower's side of a connection to the coordinator: one request at a time, kept open.
+
+The end of the connection is reported at once, also between requests.
+"""
+
+import socket
+from typing import Any, Callable, Dict, Optional
+
+from . import wire
+from .loop import Loop, Timer
+
+Done = Callable[[int, Dict[str, Any]], None]
+"""Gets the HTTP status and the document; status 0 means that no answer came."""
+
+
+class Channel:
+    """One connection to ``path``, opened at the first request and again after it broke."""
+
+    def __init__(self, loop: Loop, *, path: str, token: str) -> None:
+        self._loop = loop
+        self._path = path
+        self._token = token
+        self._socket: Optional[socket.socket] = None
+        self._received = bytearray()
+        self._unsent = bytearray()
+        self._done: Optional[Done] = None
+        self._timer: Optional[Timer] = None
+
+    def post(self, path: str, document: Dict[str, Any], *, timeout_s: float, done: Done) -> None:
+        """Send a request; ``done`` is called exactly once, never from within this call."""
+        if self._done is not None:
+            message = "one request at a time"
+            raise RuntimeError(message)
+        self._done = done
+        self._unsent += wire.request("POST", path, self._token, document)
+        self._timer = self._loop.call_later(timeout_s, self._lost)
+        if self._socket is None and not self._connect():
+            self._lost_soon()
+            return
+        self._writable()
+
+    def close(self) -> None:
+        """Hang up; a request that is under way is forgotten."""
+        self._done = None
+        self._drop()
+
+    def _connect(self) -> bool:
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        peer.setblocking(False)
+        try:
+            peer.connect(self._path)
+        except OSError:
+            peer.close()
+            return False
+        self._socket = peer
+        return True
+
+    def _writable(self) -> None:
+        peer = self._socket
+        if peer is None:
+            return
+        try:
+            sent = peer.send(self._unsent) if self._unsent else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lost_soon()
+            return
+        del self._unsent[:sent]
+        write = self._writable if self._unsent else None
+        self._loop.watch(peer.fileno(), read=self._readable, write=write)
+
+    def _readable(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            data = self._socket.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        self._received += data
+        try:
+            answer = wire.read_response(self._received)
+        except wire.WireError:
+            self._lost()
+            return
+        if answer is not None:
+            self._finish(*answer)
+
+    def _lost_soon(self) -> None:
+        request = self._done
+        self._loop.soon(lambda: self._lost() if self._done is request else None)
+
+    def _lost(self) -> None:
+        self._drop()
+        self._finish(0, {})
+
+    def _finish(self, status: int, document: Dict[str, Any]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        done, self._done = self._done, None
+        if done is not None:
+            done(status, document)
+
+    def _drop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._socket is not None:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+        self._socket = None
+        self._received.clear()
+        self._unsent.clear()

@@ -1,0 +1,144 @@
+"""The agent's start: become the one agent of a replica, take its slots, then coordinate or follow.
+
+``python agent.pyz <placement dir> <role>-<index>``. Exit codes: 0 left in order, or there was an
+agent already; 2 the call or the plan is wrong; 3 the place could not be taken; 70 a fault of ours.
+"""
+
+import os
+import signal
+import sys
+import time
+from typing import Callable, List, Optional
+
+from . import ending, fence, launcher, processes, protocol
+from .client import Channel
+from .control import Control
+from .gang import Gang
+from .journal import Journal
+from .log import log, log_fault
+from .loop import Loop
+from .member import Member
+from .plan import Plan, PlanError, ReplicaPlan, load_plan
+from .replica import Replica
+from .server import Server
+
+OK, WRONG_CALL, NO_PLACE, OUR_FAULT = 0, 2, 3, 70
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Run one agent until its placement is over. Returns the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        folder, name = words
+    except ValueError:
+        log("usage: agent.pyz <placement dir> <role>-<index>")
+        return WRONG_CALL
+    fence.close_inherited()
+    try:
+        plan = load_plan(os.path.abspath(folder))
+        replica = plan.replica(name)
+    except PlanError as error:
+        log(str(error))
+        return WRONG_CALL
+    os.environ[protocol.ENV_PLACEMENT] = plan.placement_id
+    os.makedirs(replica.dir, exist_ok=True)
+    if fence.take_replica(replica.dir) is None:
+        log("%s has an agent already" % replica.name)
+        return OK
+    return _take_place(plan, replica)
+
+
+def _take_place(plan: Plan, replica: ReplicaPlan) -> int:
+    with open(os.path.join(plan.dir, protocol.TOKEN_FILE), encoding="utf-8") as file:
+        token = file.read().strip()
+    stat = processes.stat(os.getpid())
+    owner = {
+        "v": protocol.VERSION,
+        "placement": plan.placement_id,
+        "replica": replica.name,
+        "pid": os.getpid(),
+        "started": stat.started if stat else None,
+    }
+    try:
+        wait_s = plan.limits.slot_wait_s
+        for text in fence.take_slots(replica.slot_locks, wait_s=wait_s, owner=owner):
+            log("the slot's last owner was %s" % text)
+    except (fence.SlotTakenError, OSError) as error:
+        log("cannot take the place: %s" % error)
+        _say_refused(plan, replica, token=token, why=str(error))
+        return NO_PLACE
+    if not fence.is_open(plan.dir):
+        log("the placement has been ended, nothing to do")
+        return OK
+    return _serve(plan, replica, token)
+
+
+def _serve(plan: Plan, replica: ReplicaPlan, token: str) -> int:
+    launcher.become_subreaper()
+    loop = Loop()
+    hands = Replica(loop, plan, replica)
+    try:
+        if replica.name == plan.coordinator:
+            _coordinate(loop, plan, hands, token)
+        else:
+            _follow(loop, plan, hands, token=token, name=replica.name)
+    except Exception:  # noqa: BLE001 - the trainer must not outlive a broken agent
+        log_fault("agent fault")
+        _end_at_once(plan, replica)
+        return OUR_FAULT
+    finally:
+        hands.close()
+    log("left, %.3f s of CPU used" % sum(os.times()[:2]))
+    return OK
+
+
+def _coordinate(loop: Loop, plan: Plan, hands: Replica, token: str) -> None:
+    journal = Journal(loop, path=plan.journal, placement=plan.placement)
+    gang = Gang(loop, plan, replica=hands, journal=journal, quit_loop=loop.stop)
+    path = plan.coordinator_socket
+    server = Server(loop, path=path, token=token, handler=Control(plan, gang))
+    _obey_signals(loop, gang.terminated)
+    gang.start()
+    loop.run()
+    server.close()
+    journal.close()
+
+
+def _follow(loop: Loop, plan: Plan, hands: Replica, *, token: str, name: str) -> None:
+    member = Member(loop, plan, name=name, replica=hands, token=token, quit_loop=loop.stop)
+    _obey_signals(loop, member.terminated)
+    member.start()
+    loop.run()
+
+
+def _obey_signals(loop: Loop, terminated: Callable[[], None]) -> None:
+    loop.on_signal(signal.SIGTERM, terminated)
+    loop.on_signal(signal.SIGINT, terminated)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _say_refused(plan: Plan, replica: ReplicaPlan, *, token: str, why: str) -> None:
+    """Tell the gang why this replica will not come, so that nobody waits for it in vain."""
+    loop = Loop()
+    if replica.name == plan.coordinator:
+        journal = Journal(loop, path=plan.journal, placement=plan.placement)
+        journal.append(protocol.J_RELEASED, None, {"why": why})
+        journal.close()
+        return
+    channel = Channel(loop, path=plan.coordinator_socket, token=token)
+    body = {"v": 1, "replica": replica.name, "failed": why}
+    channel.post(protocol.PATH_JOIN, body, timeout_s=2.0, done=lambda _s, _d: loop.stop())
+    loop.run()
+
+
+def _end_at_once(plan: Plan, replica: ReplicaPlan) -> None:
+    """Kill everything of this replica, without the loop."""
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline:
+        found = processes.descendants(os.getpid())
+        found |= processes.carrying(plan.placement_id, replica.name)
+        if not found:
+            return
+        ending.kill(found)
+        launcher.reap(lambda _exit: None)
+        time.sleep(0.02)

@@ -1,0 +1,124 @@
+"""What ``/proc`` says about processes: who descends from whom, who belongs to a placement.
+
+For: finding every process of a job, also those that made sessions of their own or whose parents
+are gone, and reading what they use. Each call is a snapshot; callers who must be sure repeat it.
+"""
+
+import os
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set
+
+from . import protocol
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Stat(NamedTuple):
+    """Some fields of ``/proc/PID/stat``. CPU in seconds, ``started`` in clock ticks since boot."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    cpu_s: float
+    started: int
+    rss_bytes: int
+
+
+def stat(pid: int) -> Optional[Stat]:
+    """The process's figures; None where it is gone."""
+    raw = _read("/proc/%d/stat" % pid)
+    if not raw:
+        return None
+    rest = raw[raw.rfind(b")") + 2 :].split()
+    return Stat(
+        pid=pid,
+        state=rest[0].decode(),
+        parent=int(rest[1]),
+        group=int(rest[2]),
+        session=int(rest[3]),
+        cpu_s=(int(rest[11]) + int(rest[12])) / TICKS_PER_S,
+        started=int(rest[19]),
+        rss_bytes=int(rest[21]) * PAGE_BYTES,
+    )
+
+
+def pids() -> List[int]:
+    """All process ids of this host (of this PID namespace)."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    found = stat(pid)
+    return found is not None and found.state not in "ZX"
+
+
+def descendants(ancestor: int) -> Set[int]:
+    """Running processes below ``ancestor``, zombies left out but looked through."""
+    children: Dict[int, List[Stat]] = {}
+    for pid in pids():
+        found = stat(pid)
+        if found is not None:
+            children.setdefault(found.parent, []).append(found)
+    below: Set[int] = set()
+    queue = [ancestor]
+    while queue:
+        for child in children.get(queue.pop(), []):
+            queue.append(child.pid)
+            if child.state not in "ZX":
+                below.add(child.pid)
+    return below
+
+
+def carrying(placement_id: str, replica: Optional[str]) -> Set[int]:
+    """Running processes whose environment names the placement and the replica.
+
+    With ``replica`` None: those that name the placement and no replica, which are its agents.
+    Only the environment at exec counts, so a process cannot leave the set by changing it.
+    """
+    placement = ("%s=%s" % (protocol.ENV_PLACEMENT, placement_id)).encode()
+    prefix = (protocol.ENV_REPLICA + "=").encode()
+    found = set()
+    for pid in pids():
+        raw = _read("/proc/%d/environ" % pid)
+        if placement not in raw:
+            continue
+        entries = raw.split(b"\0")
+        named = [entry[len(prefix) :].decode() for entry in entries if entry.startswith(prefix)]
+        of = named[0] if named else None
+        if placement in entries and of == replica and alive(pid):
+            found.add(pid)
+    return found
+
+
+def groups_of(members: Iterable[int]) -> Set[int]:
+    """Process groups of ``members`` that lie in sessions other than this process's own.
+
+    A signal to a group also reaches a child that is being forked at that moment.
+    """
+    mine = os.getsid(0)
+    found = (stat(pid) for pid in members)
+    return {entry.group for entry in found if entry and entry.session not in (0, mine)}
+
+
+def catches(pid: int, signal_number: int) -> bool:
+    """Whether the process has a handler for the signal; without one SIGUSR1 would kill it."""
+    for line in _read("/proc/%d/status" % pid).splitlines():
+        if line.startswith(b"SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signal_number - 1) & 1)
+    return False
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            chunks: List[bytes] = []
+            while True:
+                chunk = file.read(1 << 16)
+                if not chunk:
+                    return b"".join(chunks)
+                chunks.append(chunk)
+    except OSError:  # gone, or not ours to read
+        return b""

@@ -1,0 +1,172 @@
+"""What one replica knows about each of its ranks: process, progress, end.
+
+A row of this travels with every beat and ends in the status document. Durations are measured on
+this host's own clock and sent as durations, so that clocks of hosts need not agree.
+"""
+
+import os
+import re
+from collections import deque
+from typing import Any, Deque, Dict, Optional, Pattern
+
+from . import launcher, protocol
+from .launcher import Exit
+from .loop import Loop
+from .sampler import ProcessSampler
+
+STEP_TIMES, FEWEST_STEP_TIMES = 50, 3
+"""Step times kept for the median, and how many it takes to speak of one. Chosen."""
+LAST_LINE_BYTES = 512
+READ_MOST_BYTES = 256 << 10
+"""Log bytes that are searched for progress between two beats; what is beyond is skipped."""
+
+
+class Progress:
+    """Steps as a rank reports them, and the time between them."""
+
+    def __init__(self) -> None:
+        self.step: Optional[int] = None
+        self.doing: Optional[str] = None
+        self.metrics: Dict[str, Optional[float]] = {}
+        self.samples: Optional[float] = None
+        self.at: Optional[str] = None
+        self.step_at: Optional[str] = None
+        self.first_step_at: Optional[str] = None
+        self.first_step: Optional[int] = None
+        self._times: Deque[float] = deque(maxlen=STEP_TIMES)
+        self._since: Optional[float] = None
+        self._base: Optional[float] = None
+
+    def take(
+        self, step: Optional[int], *, doing: Optional[str], metrics: Dict[str, Optional[float]]
+    ) -> None:
+        """A rank says that it has done ``step`` or that it does something else now."""
+        now = Loop.now()
+        self.at = protocol.now_iso()
+        if doing is not None and doing != self.doing:
+            self.doing = doing
+            self._since, self._base = now, None
+        self.metrics.update(metrics)
+        if step is not None and step != self.step:
+            self._advance(step, now)
+
+    def samples_are(self, total: float) -> None:
+        """Samples that the rank has worked on since it started."""
+        self.samples = total
+
+    def step_time_s(self) -> Optional[float]:
+        """Median time of a step; None with fewer than three measured, which say too little."""
+        times = sorted(self._times)
+        return times[len(times) // 2] if len(times) >= FEWEST_STEP_TIMES else None
+
+    def since_step_s(self) -> Optional[float]:
+        """Time without a step while nothing else was being done; None before the first."""
+        return None if self._since is None or self.step is None else Loop.now() - self._since
+
+    def _advance(self, step: int, now: float) -> None:
+        if self.first_step is None:
+            self.first_step, self.first_step_at = step, self.at
+        elif self._base is not None and self.step is not None and step > self.step:
+            self._times.append((now - self._base) / (step - self.step))
+        self.step, self.step_at = step, self.at
+        self._since = self._base = now
+
+
+class RankRecord:
+    """One rank of the running attempt."""
+
+    def __init__(self, rank: int, pid: int, *, log_path: str, regex: Optional[str]) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.exit: Optional[Exit] = None
+        self.connected = False
+        self.progress = Progress()
+        self.sampler = ProcessSampler(pid)
+        self._log_path = log_path
+        self._regex = re.compile(regex) if regex else None
+        self._read = 0
+        self._last_line = ""
+
+    def row(self) -> Dict[str, Any]:
+        """The rank's line in a beat; reads what the log has new."""
+        self._follow_log()
+        if self.exit is None:
+            self.sampler.sample()
+        progress = self.progress
+        return {
+            "rank": self.rank,
+            "pid": self.pid,
+            "state": "running" if self.exit is None else "exited",
+            "exit": self.exit.code if self.exit else None,
+            "signal": self.exit.signal if self.exit else None,
+            "connected": self.connected,
+            "step": progress.step,
+            "step_at": progress.step_at,
+            "first_step": progress.first_step,
+            "first_step_at": progress.first_step_at,
+            "doing": progress.doing,
+            "metrics": progress.metrics,
+            "samples": progress.samples,
+            "step_time_s": progress.step_time_s(),
+            "since_step_s": progress.since_step_s(),
+            "follows_log": self._regex is not None,
+            "cpu_percent": self.sampler.cpu_percent if self.exit is None else 0.0,
+            "rss_bytes": self.sampler.rss_bytes if self.exit is None else 0,
+            "gpu_percent": None,
+            "last_line": self._last_line,
+            "at": progress.at or protocol.now_iso(),
+        }
+
+    def ended(self) -> Dict[str, Any]:
+        """The rank's entry in result files and in the report of its end."""
+        found = self.exit
+        return {
+            "rank": self.rank,
+            "pid": self.pid,
+            "exit": found.code if found else None,
+            "signal": found.signal if found else None,
+            "ended_at": found.ended_at if found else None,
+            "cpu_s": round(found.cpu_s, 3) if found else None,
+            "max_rss_bytes": found.max_rss_bytes if found else None,
+        }
+
+    def tail(self) -> str:
+        """The end of the rank's log, at most ``protocol.TAIL_BYTES``."""
+        return launcher.tail(self._log_path, protocol.TAIL_BYTES)
+
+    def _follow_log(self) -> None:
+        try:
+            size = os.stat(self._log_path).st_size
+            if size <= self._read:
+                return
+            start = max(self._read if self._regex else size - LAST_LINE_BYTES, 0)
+            start = max(start, size - READ_MOST_BYTES)
+            with open(self._log_path, "rb") as file:
+                file.seek(start)
+                data = file.read(size - start)
+        except OSError:
+            return
+        whole = data.rfind(b"\n") + 1
+        lines = [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
+        if lines:
+            self._last_line = lines[-1][-LAST_LINE_BYTES:]
+        if self._regex is not None:
+            self._search(self._regex, data[:whole].decode("utf-8", "replace"))
+            self._read = start + whole
+        else:
+            self._read = size
+
+    def _search(self, regex: Pattern[str], text: str) -> None:
+        for match in regex.finditer(text):
+            named = {name: _number(value) for name, value in match.groupdict().items()}
+            step = named.pop("step", None)
+            metrics = dict(named)
+            if step is not None:
+                self.progress.take(int(step), doing=protocol.TRAINING, metrics=metrics)
+
+
+def _number(text: Optional[str]) -> Optional[float]:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

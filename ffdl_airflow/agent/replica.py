@@ -1,0 +1,235 @@
+"""The hands of an agent: starts, watches and ends the processes of its own replica.
+
+Takes commands (dicts with ``do``) from the coordinator and gives reports (dicts with ``what``);
+decides nothing about the gang. The coordinator's own replica is no exception.
+"""
+
+import math
+import os
+import re
+import signal
+from typing import Any, Callable, Dict, List, Optional, Set
+
+from . import ending, fence, launcher, preflight, processes, protocol
+from .launcher import Exit, GoOrder
+from .log import log
+from .loop import Loop
+from .plan import Plan, ReplicaPlan
+from .rank_link import Rank, RankLink
+from .ranks import RankRecord
+from .sampler import GpuSampler, visible_gpus
+
+Report = Callable[[Dict[str, Any]], None]
+
+
+def _nowhere(_news: Any) -> None:
+    """Where news goes before anybody listens."""
+
+
+class Replica:
+    """One replica's processes. ``report`` is where news goes; it must not block."""
+
+    def __init__(self, loop: Loop, plan: Plan, replica: ReplicaPlan) -> None:
+        self._loop = loop
+        self._plan = plan
+        self._replica = replica
+        self.report: Report = _nowhere
+        self.on_leave: Callable[[str], None] = _nowhere
+        self._attempt: Optional[int] = None
+        self._records: Dict[int, RankRecord] = {}
+        self._by_pid: Dict[int, RankRecord] = {}
+        self._ender: Optional[ending.Ender] = None
+        self._requests: Dict[str, Rank] = {}
+        self._gpus: Optional[GpuSampler] = None
+        self._link = RankLink(loop, path=replica.rank_socket, deliver=self._from_rank)
+        loop.on_signal(signal.SIGCHLD, lambda: launcher.reap(self._ended))
+
+    def handle(self, command: Dict[str, Any]) -> None:
+        """Do what the coordinator says."""
+        commands: Dict[str, Callable[[Dict[str, Any]], None]] = {
+            "prepare": self._prepare,
+            "start": self._start,
+            "save": self._save,
+            "stop": self._stop,
+            "sealed": self._sealed,
+            "leave": lambda order: self.on_leave(str(order["why"])),
+        }
+        do = commands.get(str(command.get("do")))
+        if do is None:
+            log("unknown command %r is passed over" % command.get("do"))
+        else:
+            do(command)
+
+    def rows(self) -> List[Dict[str, Any]]:
+        """A row for each rank of the attempt, for a beat."""
+        rows = [record.row() for record in self._records.values()]
+        percent = self._gpus.percent() if self._gpus else None
+        for row in rows:
+            row["gpu_percent"] = percent
+        return rows
+
+    def end_all(self, term_s: float, done: Callable[[], None]) -> None:
+        """End everything of this replica, whatever the coordinator knows."""
+        ending.Ender(self._loop, find=self._find, term_s=term_s, done=lambda _left: done())
+
+    def close(self) -> None:
+        """Remove what would outlive the agent."""
+        self._link.close()
+
+    def _prepare(self, order: Dict[str, Any]) -> None:
+        attempt = int(order["attempt"])
+
+        def check() -> Optional[preflight.Fault]:
+            if self._plan.progress_regex:
+                re.compile(self._plan.progress_regex)
+            return preflight.check_replica(
+                self._plan, self._replica, resume_from=order.get("resume_from"), env=order["env"]
+            )
+
+        def done(fault: Optional[preflight.Fault], error: Optional[BaseException]) -> None:
+            if error is not None:
+                fault = preflight.Fault("agent", "the check itself failed: %r" % error)
+            report: Dict[str, Any] = {"what": "prepared", "attempt": attempt}
+            if fault is not None:
+                report.update(what="unfit", check=fault.check, text=fault.text)
+            self.report(report)
+
+        self._loop.in_thread(check, done)
+
+    def _start(self, command: Dict[str, Any]) -> None:
+        order = GoOrder(
+            attempt=int(command["attempt"]),
+            port=int(command["port"]),
+            env=dict(command["env"]),
+            resume_from=command.get("resume_from"),
+            resume_step=command.get("resume_step"),
+        )
+        if not fence.is_open(self._plan.dir):
+            self.report({"what": "start-failed", "attempt": order.attempt, "rank": None,
+                         "text": "the placement has ended"})  # fmt: skip
+            return
+        self._attempt = order.attempt
+        self._link.begin(order.attempt)
+        self._records.clear()
+        self._by_pid.clear()
+        self._requests.clear()
+        self._open_gpus()
+        for process in self._replica.processes:
+            try:
+                pid = launcher.start(self._plan, self._replica, process, order=order)
+            except OSError as error:
+                text = "%s cannot be started: %s" % (self._replica.command[0], error)
+                self.report({"what": "start-failed", "attempt": order.attempt,
+                             "rank": process.rank, "text": text})  # fmt: skip
+                return
+            path = launcher.log_path(self._replica, process.rank, order.attempt)
+            record = RankRecord(process.rank, pid, log_path=path, regex=self._plan.progress_regex)
+            self._records[process.rank] = self._by_pid[pid] = record
+        pids = {str(rank): record.pid for rank, record in self._records.items()}
+        self.report({"what": "started", "attempt": order.attempt, "pids": pids})
+
+    def _open_gpus(self) -> None:
+        visible = visible_gpus(self._replica.env)
+        if visible and self._gpus is None:
+            self._gpus = GpuSampler(visible)
+
+    def _ended(self, found: Exit) -> None:
+        record = self._by_pid.pop(found.pid, None)
+        if record is None:
+            return
+        record.exit = found
+        report = dict(record.ended(), what="exited", attempt=self._attempt, row=record.row())
+        if found.code != 0:
+            report["tail"] = record.tail()
+        self.report(report)
+
+    def _save(self, order: Dict[str, Any]) -> None:
+        if order.get("attempt") != self._attempt:
+            return
+        told = self._link.ask_save(str(order["why"]))
+        catching = {pid for pid in self._family() if processes.catches(pid, signal.SIGUSR1)}
+        ending.send(catching, signal.SIGUSR1)
+        told += len(catching)
+        self.report({"what": "save-asked", "attempt": self._attempt, "told": told})
+
+    def _stop(self, order: Dict[str, Any]) -> None:
+        attempt, term_s = int(order["attempt"]), float(order["term_s"])
+        if self._ender is not None:
+            self._ender.hurry(term_s)
+            return
+
+        def done(left: List[int]) -> None:
+            self._ender = None
+            launcher.reap(self._ended)
+            self._link.begin(-1)
+            self._write_result(attempt)
+            used = sum(os.times()[:2])
+            self.report({"what": "stopped", "attempt": attempt, "left": left,
+                         "agent_cpu_s": round(used, 3),
+                         "ranks": [r.ended() for r in self._records.values()]})  # fmt: skip
+
+        self._ender = ending.Ender(self._loop, find=self._find, term_s=term_s, done=done)
+
+    def _find(self) -> Set[int]:
+        below = processes.descendants(os.getpid())
+        return below or processes.carrying(self._plan.placement_id, self._replica.name)
+
+    def _family(self) -> Set[int]:
+        return processes.descendants(os.getpid())
+
+    def _write_result(self, attempt: int) -> None:
+        document = {
+            "v": protocol.VERSION,
+            "replica": self._replica.name,
+            "attempt": attempt,
+            "at": protocol.now_iso(),
+            "ranks": [record.ended() for record in self._records.values()],
+        }
+        try:
+            protocol.write_json(os.path.join(self._replica.dir, protocol.RESULT_FILE), document)
+        except OSError as error:
+            log("%s cannot be written: %s" % (protocol.RESULT_FILE, error))
+
+    def _sealed(self, answer: Dict[str, Any]) -> None:
+        self._link.save_wish = None
+        rank = self._requests.pop(str(answer["request"]), None)
+        if rank is not None:
+            keys = ("step", "ok", "path", "error")
+            rank.send(dict({key: answer.get(key) for key in keys}, t="checkpoint"))
+
+    def _from_rank(self, rank: Rank, kind: str, message: Dict[str, Any]) -> None:
+        record = self._record_of(rank)
+        if record is None:
+            return
+        record.connected = True
+        if kind == "progress":
+            _take_progress(record, message)
+        elif kind in ("checkpoint", "checkpoint-abort"):
+            request = "%s/%d/%d" % (self._replica.name, rank.rank or 0, int(message["step"]))
+            self._requests[request] = rank
+            self.report({"what": kind, "attempt": self._attempt, "request": request,
+                         "rank": rank.rank, "step": int(message["step"]),
+                         "shards": int(message.get("shards", 1))})  # fmt: skip
+
+    def _record_of(self, rank: Rank) -> Optional[RankRecord]:
+        """The process that a connected rank belongs to; torchrun's ranks share their launcher."""
+        records = list(self._records.values())
+        if rank.rank in self._records:
+            return self._records[rank.rank]
+        return records[0] if records else None
+
+
+def _take_progress(record: RankRecord, message: Dict[str, Any]) -> None:
+    step, doing = message.get("step"), message.get("doing")
+    metrics = {  # JSON knows no NaN: a value that is not finite is sent as null
+        str(name): float(value) if math.isfinite(value) else None
+        for name, value in dict(message.get("metrics") or {}).items()
+        if isinstance(value, (int, float))
+    }
+    record.progress.take(
+        None if step is None else int(step),
+        doing=None if doing is None else str(doing),
+        metrics=metrics,
+    )
+    if message.get("samples") is not None:
+        record.progress.samples_are(float(message["samples"]))

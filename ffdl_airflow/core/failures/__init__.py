@@ -1,0 +1,1 @@
+"""Evidence in, verdict out: what a failed attempt died of and what that means."""

@@ -1,0 +1,1 @@
+"""One reader a dialect; every manifest becomes a :class:`~ffdl_airflow.core.job.TrainingJob`."""

@@ -1,0 +1,91 @@
+"""What an engine sees of a placement, and the facts that an agent's journal brings.
+
+For: turning documents of the wire into frozen values and events. Not for: asking.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from ffdl_airflow.core.text_enum import TextEnum
+from typing import Any
+
+from ffdl_airflow.core.events import Kind, NewEvent, parse_iso
+
+
+class Presence(TextEnum):
+    """Whether a placement is there. UNKNOWN is never taken for GONE."""
+
+    ABSENT = "absent"  # never made
+    ALIVE = "alive"
+    GONE = "gone"  # was made, and no agent of it lives
+    UNKNOWN = "unknown"  # cannot be told now
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One look. ``status`` is the coordinator's document, None where it does not answer."""
+
+    presence: Presence
+    status: Mapping[str, Any] | None = None
+    facts: tuple[NewEvent, ...] = ()
+
+    @property
+    def gang_state(self) -> str | None:
+        """The coordinator's own word for its state."""
+        return str(self.status["state"]) if self.status else None
+
+    @property
+    def attempt(self) -> int:
+        """The newest attempt that the gang knows; 0 where none has started."""
+        return int((self.status or {}).get("attempt") or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotUse:
+    """One slot of the local engine and who has it; both None where it is free."""
+
+    slot: int
+    placement: str | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """What an engine has to give."""
+
+    total: int
+    free: int
+    uses: tuple[SlotUse, ...] = field(default=())
+
+
+_KINDS = {
+    kind.value: kind
+    for kind in (
+        Kind.PLACED, Kind.RESERVED, Kind.HOLD_EXPIRED, Kind.RUNNING, Kind.PROGRESS_SUMMARY,
+        Kind.CHECKPOINT_SEALED, Kind.CHECKPOINT_REFUSED, Kind.RANK_EXITED, Kind.WATCHDOG_WARNED,
+        Kind.SAVE_REQUESTED, Kind.ATTEMPT_ENDED,
+    )
+}  # fmt: skip
+
+
+def facts_from(entries: Iterable[Mapping[str, Any]], *, slots: tuple[int, ...]) -> list[NewEvent]:
+    """Events from journal entries, each of which the ledger takes once.
+
+    ``Released`` is left out: that a gang has gone is confirmed by the engine, not by its own word.
+    """
+    found = []
+    for entry in entries:
+        kind = _KINDS.get(str(entry.get("kind")))
+        if kind is None:
+            continue
+        placement, seq = int(entry["placement"]), int(entry["seq"])
+        body = {**entry.get("body", {}), "placement": placement}
+        if kind is Kind.PLACED:
+            body["slots"] = list(slots)
+        found.append(
+            NewEvent(
+                kind=kind, at=parse_iso(entry["at"]), attempt=entry.get("attempt"), body=body,
+                dedupe=f"journal:{placement}:{seq}",
+                source={"agent": True, "placement": placement, "journal_seq": seq},
+            )
+        )  # fmt: skip
+    return found

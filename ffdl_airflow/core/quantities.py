@@ -1,0 +1,79 @@
+"""Kubernetes-style quantities: text to numbers and back, with one clear error.
+
+For: CPU shares and byte counts in specs. FfDL's old manifests write ``2Gb``: read as 10^9 bytes,
+in any letter case, as FfDL's parser did. Not for: bits; nothing here means gigabits.
+"""
+
+import re
+from decimal import Decimal, InvalidOperation
+
+_NUMBER = re.compile(r"^([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)$")
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_BYTES = {
+    "": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+}  # fmt: skip
+# FfDL's own units (restapi manifest reader): decimal, letter case does not count.
+_FFDL_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+               "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+MEMORY_ALLOWED = "a number of bytes with K, M, G, T or Ki, Mi, Gi, Ti, for example 8Gi"
+CPU_ALLOWED = "cores, for example 2, 0.5 or 500m"
+
+
+class QuantityError(ValueError):
+    """A text is no quantity. ``allowed`` says what would be one."""
+
+    def __init__(self, found: object, allowed: str) -> None:
+        super().__init__(f"found {found!r}, allowed: {allowed}")
+        self.found = found
+        self.allowed = allowed
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes from a number or from text such as ``8Gi``, ``512M``, ``2Gb``."""
+    number, unit = _split(value, MEMORY_ALLOWED)
+    factor = _BYTES.get(unit) or _FFDL_BYTES.get(unit.lower())
+    if factor is None:
+        raise QuantityError(value, MEMORY_ALLOWED)
+    return int(number * factor)
+
+
+def parse_milli_cpu(value: object) -> int:
+    """Thousandths of a core from ``2``, ``0.5`` or ``500m``."""
+    number, unit = _split(value, CPU_ALLOWED)
+    if unit not in ("", "m"):
+        raise QuantityError(value, CPU_ALLOWED)
+    return int(number if unit == "m" else number * 1000)
+
+
+def format_bytes(count: int) -> str:
+    """Bytes as text with one decimal and a binary unit, for people."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError(count)  # pragma: no cover - the last unit always returns
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as ``0.4s``, ``12.3s``, ``4m05s`` or ``2h10m``, for people."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m"
+
+
+def _split(value: object, allowed: str) -> tuple[Decimal, str]:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise QuantityError(value, allowed)
+    match = _NUMBER.match(str(value).strip())
+    if match is None:
+        raise QuantityError(value, allowed)
+    try:
+        return Decimal(match.group(1)), match.group(2)
+    except InvalidOperation:  # pragma: no cover - the pattern admits decimals only
+        raise QuantityError(value, allowed) from None

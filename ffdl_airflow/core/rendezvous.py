@@ -1,0 +1,96 @@
+"""How the ranks of a gang find one another: their numbers and their environment, by framework.
+
+For: the variables of CONTRACT section 3. Not for: starting processes. The port is a placeholder
+that the coordinator fills in when the gang starts, because only then it knows which one is free.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ffdl_airflow.agent.protocol import PORT_PLACEHOLDER
+from ffdl_airflow.core.job import JobSpec, Role
+
+NOT_RANKS = frozenset({"ps", "evaluator", "launcher"})
+"""Roles whose processes do not count in the world size (Kubeflow's rule)."""
+SUPPORTED = ("pytorch", "jax", "caffe", "custom")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One training process. ``number`` None: a process outside the world (ps, evaluator)."""
+
+    replica: str
+    number: int | None
+    local: int
+    local_size: int
+    node: int
+
+
+def processes_of(role: Role, spec: JobSpec) -> int:
+    """Processes of one replica: as said, else one a GPU for PyTorch entry points, else one."""
+    if role.processesPerReplica != "auto":
+        return role.processesPerReplica
+    gpus = spec.resources_of(role).gpu
+    own_program = spec.training.entryPoint is not None and not role.command
+    return max(1, gpus) if spec.training.framework == "pytorch" and own_program else 1
+
+
+def ranks(spec: JobSpec) -> list[Rank]:
+    """All processes in the order of roles and replicas; numbers are dense and start at 0."""
+    found: list[Rank] = []
+    number = node = 0
+    for role in spec.all_roles:
+        size = processes_of(role, spec)
+        counts = role.name not in NOT_RANKS
+        for index in range(role.replicas):
+            for local in range(size):
+                found.append(
+                    Rank(replica=f"{role.name}-{index}", number=number if counts else None,
+                         local=local, local_size=size, node=node)
+                )  # fmt: skip
+                number += counts
+            node += counts
+    return found
+
+
+def environment(framework: str, rank: Rank, *, world_size: int, master: str) -> dict[str, str]:
+    """The environment by which a process finds its gang. ``master`` is replica 0's address."""
+    if rank.number is None:
+        return {}
+    env = {
+        "RANK": str(rank.number),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank.local),
+        "LOCAL_WORLD_SIZE": str(rank.local_size),
+        "NODE_RANK": str(rank.node),
+        "MASTER_ADDR": master,
+        "MASTER_PORT": PORT_PLACEHOLDER,
+    }
+    return env | dict(_BY_FRAMEWORK.get(framework, _nothing)(rank, world_size, master))
+
+
+def _nothing(rank: Rank, world_size: int, master: str) -> Mapping[str, str]:
+    return {}
+
+
+def _jax(rank: Rank, world_size: int, master: str) -> Mapping[str, str]:
+    """Names that ``jax.distributed.initialize()`` reads by itself (jax clusters, env vars)."""
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"{master}:{PORT_PLACEHOLDER}",
+        "JAX_NUM_PROCESSES": str(world_size),
+        "JAX_PROCESS_ID": str(rank.number),
+    }
+
+
+def _pytorch(rank: Rank, world_size: int, master: str) -> Mapping[str, str]:
+    """torchrun reads PET_* as its arguments; plain DDP programs do not look at them."""
+    return {
+        "PET_NNODES": str(world_size // rank.local_size),
+        "PET_NODE_RANK": str(rank.node),
+        "PET_NPROC_PER_NODE": str(rank.local_size),
+        "PET_MASTER_ADDR": master,
+        "PET_MASTER_PORT": PORT_PLACEHOLDER,
+    }
+
+
+_BY_FRAMEWORK = {"jax": _jax, "pytorch": _pytorch}

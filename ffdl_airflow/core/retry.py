@@ -1,0 +1,92 @@
+"""Whether and when a failed attempt is followed by another: one policy, one file.
+
+For: (verdict, history of the job) → restart or fail, with the delay and the reason. Pure: the
+jitter comes from the job's id and the attempt's number, so two drivers decide the same.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from ffdl_airflow.core.failures.classes import POLICIES, UNKNOWN_RESTARTS, FailureClass
+from ffdl_airflow.core.failures.rules import Verdict
+
+BACKOFF_BASE_S = 2.0
+BACKOFF_CEILING_S = 300.0
+JITTER = 0.2
+"""Back-off: 2 s × 2ⁿ, at most 300 s (CONTRACT 7), ± 20 % (chosen)."""
+_NO_BACKOFF = frozenset({FailureClass.PREEMPTED, FailureClass.PREEMPTED_BEFORE_START,
+                         FailureClass.EVICTED, FailureClass.NODE_LOST})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What counts for the decision. All numbers are since the start or the last clear.
+
+    ``since_checkpoint`` restarts since the last newer checkpoint, ``no_advance`` those of attempts
+    that ran, ``early_losses`` those of attempts in which no user code ran.
+    """
+
+    job_id: str
+    attempt: int
+    backoff_limit: int
+    no_advance_limit: int
+    costly: int = 0
+    unknown: int = 0
+    no_advance: int = 0
+    early_losses: int = 0
+    since_checkpoint: int = 0
+    same_class_before: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """Start another attempt after ``delay_s``. ``costs``: it uses ``backoffLimit``."""
+
+    costs: bool
+    delay_s: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """No further attempt."""
+
+    reason: str
+
+
+def decide(verdict: Verdict, history: History) -> Restart | GiveUp:
+    """Restart or give up after an attempt that failed with ``verdict``."""
+    policy = POLICIES[verdict.failure]
+    refusal = _refusal(verdict, history)
+    if refusal is not None:
+        return GiveUp(refusal)
+    used = f"{history.costly + 1} of backoffLimit {history.backoff_limit}"
+    reason = f"{verdict.failure}: {used if policy.costs else 'costs nothing'}"
+    return Restart(costs=policy.costs, delay_s=_delay_s(verdict, history), reason=reason)
+
+
+def _refusal(verdict: Verdict, history: History) -> str | None:
+    policy = POLICIES[verdict.failure]
+    name = verdict.failure.value
+    if policy.restart == "never":
+        return f"{name} ends the job"
+    if policy.restart == "once" and (verdict.certain or history.same_class_before):
+        return f"{name} does not go away by another attempt"
+    if verdict.failure is FailureClass.UNKNOWN and history.unknown >= UNKNOWN_RESTARTS:
+        return f"{name} for the third time"
+    if policy.costs and history.costly >= history.backoff_limit:
+        return f"backoffLimit {history.backoff_limit} is used up"
+    if verdict.ran and history.no_advance + 1 >= history.no_advance_limit:
+        return f"{history.no_advance + 1} attempts in a row without a newer valid checkpoint"
+    if not verdict.ran and history.early_losses + 1 >= 20:  # noqa: PLR2004 - CONTRACT 7
+        return "lost 20 times before any user code ran"
+    return None
+
+
+def _delay_s(verdict: Verdict, history: History) -> float:
+    n = history.since_checkpoint
+    if n == 0 or verdict.failure in _NO_BACKOFF:
+        return 0.0
+    seed = hashlib.sha256(f"{history.job_id}/{history.attempt}".encode()).digest()
+    jitter = 1 + JITTER * (2 * seed[0] / 255 - 1)
+    return float(min(BACKOFF_BASE_S * 2 ** min(n - 1, 16) * jitter, BACKOFF_CEILING_S))

@@ -1,0 +1,1 @@
+"""Where gangs run. Each engine implements the port in :mod:`ffdl_airflow.engines.base`."""

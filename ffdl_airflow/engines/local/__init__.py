@@ -1,0 +1,1 @@
+"""The embedded engine: gangs of processes on this host, no service needed."""

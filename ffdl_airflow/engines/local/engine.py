@@ -1,0 +1,311 @@
+"""The local engine: a placement is a directory, its agents are detached processes.
+
+The directory is the fence: made once, and closed for good by the file ``ENDED``. Whoever wakes up
+late finds it closed. A driver may die at any line here: the next call goes on from what it finds.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from ffdl_airflow.agent import protocol
+from ffdl_airflow.agent.bundle import ensure_zipapp
+from ffdl_airflow.core.errors import InfrastructureError
+from ffdl_airflow.core.observation import Inventory, Observation, Presence, facts_from
+from ffdl_airflow.core.plan import GangPlan, ReplicaPlan, slots_of
+from ffdl_airflow.engines.base import (
+    AgentAway, AgentRefused, Ending, EndRequest, Evidence, Granted, Over, Waiting,
+)  # fmt: skip
+from ffdl_airflow.engines.client import HttpAgentClient
+from ffdl_airflow.engines.local import processes
+from ffdl_airflow.engines.local.pool import Request, SlotPool
+
+_PATIENCE_S = 8.0
+"""After this long (plus the grace of a save) what was told to leave is killed. Chosen: the agent's
+own SIGTERM → SIGKILL takes 5 s."""
+_YOUNG_S = 30.0
+"""So long a granted placement may be without an agent before others take its slots. Chosen."""
+_PARENT_ENV = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
+               "VIRTUAL_ENV", "SSL_CERT_FILE")  # fmt: skip
+"""What agents get of the driver's environment. Airflow's settings are not among it: they hold the
+database's address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings:
+    """Where the engine keeps its things. ``gpus``: slots are devices, else CPU shares."""
+
+    state_dir: Path
+    slots: int
+    gpus: bool
+    installation_key: bytes
+    python: str = sys.executable
+
+
+class LocalEngine:
+    """See :mod:`ffdl_airflow.engines.base` for what is promised."""
+
+    def __init__(self, settings: LocalSettings) -> None:
+        self._settings = settings
+        self._pool = SlotPool(settings.state_dir / "slots", settings.slots, self._reclaim)
+
+    def capacity(self) -> Inventory:
+        """All slots of this host."""
+        return self._pool.inventory()
+
+    def reserve(self, plan: GangPlan) -> Granted | Waiting | Over:
+        """Take slots, make the fence, start the agents that are missing."""
+        folder = self._folder(plan.placement_id)
+        if self._ended(folder):
+            return Over()
+        request = Request(
+            placement_id=plan.placement_id, slots=plan.slots, priority=plan.priority
+        )
+        granted = self._pool.grant(request)
+        if isinstance(granted, Waiting):
+            return granted
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._ended(folder):
+            self._pool.release(plan.placement_id)
+            return Over()
+        document = self._document(plan, granted.slots)
+        self._write_fence(folder, plan, document)
+        for replica in document["replicas"]:
+            self._start_agent(folder, plan.placement_id, replica)
+        return granted
+
+    def connect(self, placement_id: str) -> HttpAgentClient:
+        """Control over the coordinator's Unix socket."""
+        folder = self._folder(placement_id)
+        plan = protocol.read_json(str(folder / protocol.PLAN_FILE)) or {}
+        path = str(plan.get("coordinator", {}).get("unix") or folder / "nowhere")
+        token = protocol.token_for(self._settings.installation_key, placement_id)
+        return HttpAgentClient(httpx.HTTPTransport(uds=path), token)
+
+    def observe(self, placement_id: str, after: int) -> Observation:
+        """The fence, the agents' locks, the status and the journal."""
+        folder = self._folder(placement_id)
+        plan = protocol.read_json(str(folder / protocol.PLAN_FILE))
+        if plan is None:
+            over = self._ended(folder)
+            return Observation(presence=Presence.GONE if over else Presence.ABSENT)
+        alive = self._alive(folder, plan)
+        status = self._status(placement_id) if alive else None
+        entries = protocol.read_journal(plan["journal"], after)
+        facts = facts_from(entries, slots=tuple(plan["slots"]))
+        presence = Presence.ALIVE if alive else Presence.GONE
+        return Observation(presence=presence, status=status, facts=tuple(facts))
+
+    def end(self, placement_id: str, request: EndRequest) -> Evidence | Ending:
+        """Close the fence, tell the gang to leave, and kill what does not."""
+        folder = self._folder(placement_id)
+        closed_at = self._close(folder, request)
+        plan = protocol.read_json(str(folder / protocol.PLAN_FILE))
+        if plan is not None and self._alive(folder, plan):
+            patience = _PATIENCE_S + (request.grace_s if request.mode == protocol.STOP_SAVE else 0)
+            if time.time() - closed_at < patience:
+                self._ask_to_leave(placement_id, request)
+                if self._alive(folder, plan):
+                    return Ending("the gang is leaving")
+        try:
+            killed = processes.kill_all(placement_id)
+        except TimeoutError as error:
+            raise InfrastructureError(
+                str(error), next_step="look what holds them (often a file system that hangs)"
+            ) from error
+        self._pool.release(placement_id)
+        return Evidence(killed=killed, tails=_tails(folder))
+
+    def render(self, plan: GangPlan) -> Sequence[Mapping[str, Any]]:
+        """The document that the agents would read."""
+        return [self._document(plan, tuple(range(plan.slots)))]
+
+    def placements(self) -> Sequence[str]:
+        """Placements that hold slots, or of which a process lives."""
+        holders = {use.placement for use in self._pool.inventory().uses if use.placement}
+        root = str(self._settings.state_dir / "jobs")
+        made = {f"{p.parts[-3]}/{p.name}" for p in Path(root).glob("*/placements/*")}
+        return sorted(holders | (processes.placements() & made))
+
+    def log_paths(self, job_id: str) -> Mapping[tuple[int, int, int], str]:
+        """Logs of all ranks of all attempts that are still on this host."""
+        found = {}
+        root = self._settings.state_dir / "jobs" / job_id / "placements"
+        for path in root.glob("*/agents/*/rank-*.attempt-*.log"):
+            rank, attempt = path.name.removesuffix(".log").split(".")
+            key = (int(path.parents[2].name), int(attempt.split("-")[1]), int(rank.split("-", 1)[1]))
+            found[key] = str(path)
+        return found
+
+    def _folder(self, placement_id: str) -> Path:
+        job_id, number = placement_id.rsplit("/", 1)
+        return self._settings.state_dir / "jobs" / job_id / "placements" / number
+
+    @staticmethod
+    def _ended(folder: Path) -> bool:
+        return (folder / protocol.FENCE_ENDED).exists()
+
+    def _close(self, folder: Path, request: EndRequest) -> float:
+        """Write the mark once; returns when it was written (seconds since the epoch)."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / protocol.FENCE_ENDED
+        if not path.exists():
+            mark = {"v": 1, "why": request.why, "at": protocol.now_iso()}
+            protocol.write_json(str(path), mark)
+        return path.stat().st_mtime
+
+    def _write_fence(self, folder: Path, plan: GangPlan, document: Mapping[str, Any]) -> None:
+        path = folder / protocol.PLAN_FILE
+        if path.exists():
+            return
+        sockets = Path(document["coordinator"]["unix"]).parent
+        sockets.parent.mkdir(mode=0o700, exist_ok=True)
+        sockets.mkdir(mode=0o700, exist_ok=True)
+        for replica in document["replicas"]:
+            Path(replica["dir"]).mkdir(parents=True, exist_ok=True)
+        Path(document["journal"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(document["output_dir"]).mkdir(parents=True, exist_ok=True)
+        token = protocol.token_for(self._settings.installation_key, plan.placement_id)
+        descriptor = os.open(folder / protocol.TOKEN_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(token)
+        protocol.write_json(str(path), dict(document))
+
+    def _start_agent(self, folder: Path, placement_id: str, replica: Mapping[str, Any]) -> None:
+        home = Path(replica["dir"])
+        if self._agent_alive(home):
+            return
+        env = {name: os.environ[name] for name in _PARENT_ENV if name in os.environ}
+        env[protocol.ENV_PLACEMENT] = placement_id
+        with (home / protocol.AGENT_LOG).open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own program, no shell
+                [self._settings.python, "-E", "-S", self._zipapp(), str(folder), replica["name"]],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/",
+                start_new_session=True, close_fds=True,
+            )  # fmt: skip
+        _CHILDREN.append(process)
+        started = psutil.Process(process.pid).create_time()
+        mark = {"v": 1, "pid": process.pid, "started": started, "boot": psutil.boot_time()}
+        protocol.write_json(str(home / "agent.json"), mark)
+
+    def _zipapp(self) -> str:
+        target = self._settings.state_dir / "agent"
+        target.mkdir(parents=True, exist_ok=True)
+        return ensure_zipapp(str(target))
+
+    def _agent_alive(self, home: Path) -> bool:
+        """By its lock, or, in the moment before it has taken it, by its process."""
+        _reap_children()
+        mark = protocol.read_json(str(home / "agent.json"))
+        if mark is not None and processes.alive(mark["pid"], mark["started"]):
+            return True
+        return _locked(home / protocol.AGENT_LOCK)
+
+    def _alive(self, folder: Path, plan: Mapping[str, Any]) -> bool:
+        return any(self._agent_alive(Path(replica["dir"])) for replica in plan["replicas"])
+
+    def _reclaim(self, placement_id: str, age_s: float) -> bool:
+        """Whether the pool may take the placement's slots: no agent of it is left, for good.
+
+        In its first seconds a placement may have no agent yet: its driver is just starting them.
+        """
+        folder = self._folder(placement_id)
+        plan = protocol.read_json(str(folder / protocol.PLAN_FILE))
+        if plan is not None and self._alive(folder, plan):
+            return False
+        if not self._ended(folder) and age_s < _YOUNG_S:
+            return False
+        self._close(folder, EndRequest(why="no agent of it is left"))
+        processes.kill_all(placement_id)
+        return True
+
+    def _status(self, placement_id: str) -> Mapping[str, Any] | None:
+        try:
+            return self.connect(placement_id).status()
+        except (AgentAway, AgentRefused):
+            return None
+
+    def _ask_to_leave(self, placement_id: str, request: EndRequest) -> None:
+        client = self.connect(placement_id)
+        try:
+            client.stop(mode=request.mode, why=request.why, then="leave")
+            if request.mode == protocol.STOP_NOW:
+                client.status(after=1 << 30, wait_s=0.5)
+        except (AgentAway, AgentRefused):
+            return
+
+    def _document(self, plan: GangPlan, slots: tuple[int, ...]) -> dict[str, Any]:
+        folder = self._folder(plan.placement_id)
+        digest = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+        sockets = Path(tempfile.gettempdir()) / f"ffdl-{os.getuid()}" / digest
+        timing, common = plan.timing, plan.common
+        left = list(slots)
+        replicas = []
+        for replica in plan.replicas:
+            own = [left.pop(0) for _ in range(slots_of(replica.gpu))]
+            replicas.append(self._replica(folder, sockets, replica, own))
+        journal = f"{common['checkpoint_dir']}/{protocol.JOURNAL_DIR}/{plan.placement}.jsonl"
+        return {
+            "v": 1, "job": plan.job_id, "placement": plan.placement,
+            "placement_id": plan.placement_id, "framework": plan.framework, "local": True,
+            "hold_s": timing.hold_s, "placement_s": timing.placement_s,
+            "heartbeat_s": timing.heartbeat_s, "silent_s": timing.silent_s,
+            "grace_s": timing.grace_s, "slots": list(slots), "journal": journal,
+            "coordinator": {"unix": replicas[0]["socket"]}, "replicas": replicas, **common,
+        }  # fmt: skip
+
+    def _replica(self, folder: Path, sockets: Path, replica: ReplicaPlan,
+                 slots: list[int]) -> dict[str, Any]:  # fmt: skip
+        env = dict(replica.env)
+        if self._settings.gpus:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, slots)) if replica.gpu else ""
+        return {
+            "name": replica.name, "role": replica.role, "index": replica.index,
+            "dir": str(folder / "agents" / replica.name),
+            "socket": str(sockets / f"{replica.name}.sock"),
+            "slot_locks": [str(self._pool.lock_path(slot)) for slot in slots],
+            "cwd": replica.cwd, "command": list(replica.command), "env": env,
+            "processes": [dict(process) for process in replica.processes],
+        }  # fmt: skip
+
+
+_CHILDREN: list[subprocess.Popen[bytes]] = []
+"""Agents that this very process has started; asked now and then, so that none stays a zombie."""
+
+
+def _reap_children() -> None:
+    _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None]
+
+
+def _locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _tails(folder: Path) -> dict[str, str]:
+    tails = {}
+    for path in sorted(folder.glob("agents/*/rank-*.log")):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - protocol.TAIL_BYTES))
+            tails[f"{path.parent.name}/{path.name}"] = file.read().decode("utf-8", "replace")
+    return tails

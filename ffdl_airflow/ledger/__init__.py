@@ -1,0 +1,1 @@
+"""What happened: the events of every job, appended by compare-and-append."""

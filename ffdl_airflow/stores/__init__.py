@@ -1,0 +1,1 @@
+"""Where data lie and how they become generations in the cache."""

@@ -1,0 +1,1 @@
+"""Contract suites: classes that the tests of an adapter subclass."""
