@@ -9,7 +9,7 @@ import functools
 import socket
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
-from . import attempt_record, detect, preflight, protocol
+from . import attempt_record, detect, fence, preflight, protocol
 from .attempt_record import Cause, Record, cause_of, make_cause
 from .checkpoints import Checkpoints
 from .journal import Journal
@@ -172,6 +172,9 @@ class Attempt:
     def _prepared(self, name: str, _report: Dict[str, Any]) -> None:
         self._waiting.discard(name)
         if self.phase != PREPARING or self._waiting:
+            return
+        if not fence.is_open(self._plan.dir):
+            self.stop(protocol.STOP_NOW, "the placement has been ended", then=LEAVE)
             return
         self.phase = STARTING
         self._waiting = self._roster.living

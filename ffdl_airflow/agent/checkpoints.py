@@ -88,7 +88,7 @@ class Checkpoints:
         askers = self._parts.pop(step, [])
         self._aborted[step] = shards - 1 - len(askers)
         source = sealing.tmp_path(self._plan.checkpoint_dir, step, self._attempt)
-        text = "rank %s of %s gave its part up" % (report.get("rank"), replica)
+        text = "rank %s of %s gave up: %s" % (report.get("rank"), replica, report.get("reason"))
         self._refuse(Job(step, source, askers), text)
 
     def scan(self) -> None:

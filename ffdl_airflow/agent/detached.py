@@ -9,7 +9,7 @@ The folder::
 
     request.json    what is to be done, the same for all who ask
     lock            held (flock) by the process while it lives; that is the only test for "alive"
-    claims/<job>    who wants the result; a process without any ends within 10 s
+    claims/<job>    who wants the result; a process for which nobody waits ends within 10 s
     answers/<job>   the result for that job, a document with at least "state": ready | failed
     progress.json   numbers of the running process, written at most twice a second
     starts.json     how often it was started without getting further
@@ -53,6 +53,7 @@ LOG_LIMIT_BYTES = 1 << 20
 EXIT_STOPPED = 75
 """Exit code of a process that ended because nobody wants its work any more."""
 
+_NO_PROGRESS = ("log", "progress.json", "request.json", "starts.json")
 _LOCK_FD = "FFDL_DETACHED_LOCK_FD"
 _NOT_PASSED_ON = re.compile(r"^(AIRFLOW__|FFDL_)|CONN|PASSWORD|SECRET|TOKEN", re.IGNORECASE)
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -140,6 +141,10 @@ class Work:
         except FileNotFoundError:
             return []
 
+    def waiting(self) -> List[str]:
+        """The jobs that want the result and have no answer yet, sorted."""
+        return [job for job in self.claims() if not os.path.exists(self.path("answers", job))]
+
     def answer(self, job: str) -> Optional[Dict[str, Any]]:
         """The result for ``job``, or None while there is none."""
         return protocol.read_json(self.path("answers", checked(job)))
@@ -201,14 +206,23 @@ class Work:
 
     def _count_start(self) -> int:
         """Number of this start among those in a row that got no further."""
-        progress = self.progress()
-        mark = [progress.get("objects_done"), progress.get("bytes_done")]
+        mark = self._mark()
         before = protocol.read_json(self.path("starts.json")) or {}
         starts = int(before.get("starts", 0)) + 1 if before.get("mark") == mark else 1
         protocol.write_json(
             self.path("starts.json"), {"v": protocol.VERSION, "starts": starts, "mark": mark}
         )
         return starts
+
+    def _mark(self) -> List[Any]:
+        """Changes when a process got further: its numbers, and the bytes it left in the folder."""
+        left = 0
+        with os.scandir(self.directory) as entries:
+            for entry in entries:
+                if entry.is_file() and entry.name not in _NO_PROGRESS:
+                    left += entry.stat().st_size
+        progress = self.progress()
+        return [progress.get("objects_done"), progress.get("bytes_done"), left]
 
     def forget_starts(self) -> None:
         """The process ended in an orderly way: its starts no longer count."""
@@ -253,10 +267,10 @@ class AlreadyRunning(Exception):  # noqa: N818 - a state, told to whoever starte
 
 
 class Worker:
-    """The process's own side: holds the lock, reports progress, stops when nobody claims.
+    """The process's own side: holds the lock, reports progress, stops when nobody waits.
 
     Use as a context manager around the work. ``stop`` is set when the work is to end: on SIGTERM
-    and when the last claim is gone. Work that does not heed it is ended hard after STOP_GRACE_S,
+    and when nobody waits for an answer any more. Work that does not heed it is ended hard after STOP_GRACE_S,
     so all that it writes must be safe against an end at any point.
     """
 
@@ -330,7 +344,7 @@ class Worker:
         stopping_since = None  # type: Optional[float]
         written = {}  # type: Dict[str, Any]
         while not self._finished.wait(TICK_S):
-            if not self.work.claims():
+            if not self.work.waiting():
                 self.stop.set()
             if self.numbers() != written:
                 written = self.numbers()

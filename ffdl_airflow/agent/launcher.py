@@ -80,7 +80,7 @@ def environment(
     env = {name: with_port(value, order.port) for name, value in env.items()}
     env.setdefault("RANK", str(process.rank))
     env.setdefault("FFDL_JOB_ID", plan.job)
-    env.setdefault("FFDL_CHECKPOINT_DIR", plan.checkpoint_dir)
+    env["FFDL_CHECKPOINT_DIR"] = plan.checkpoint_dir
     env[protocol.ENV_PLACEMENT] = plan.placement_id
     env[protocol.ENV_REPLICA] = replica.name
     env[protocol.ENV_ATTEMPT] = str(order.attempt)

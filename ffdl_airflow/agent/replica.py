@@ -209,6 +209,7 @@ class Replica:
             self._requests[request] = rank
             self.report({"what": kind, "attempt": self._attempt, "request": request,
                          "rank": rank.rank, "step": int(message["step"]),
+                         "reason": message.get("reason"),
                          "shards": int(message.get("shards", 1))})  # fmt: skip
 
     def _record_of(self, rank: Rank) -> Optional[RankRecord]:

@@ -189,7 +189,7 @@ def _run(worker: detached.Worker, request: Mapping[str, Any]) -> int:
         known = error if isinstance(error, FfdlError) else FfdlError(str(error))
         answer = {"state": "failed", "error": describe_error(known)}
     answer |= {"v": protocol.VERSION, "started_at": started, "ended_at": protocol.now_iso()}
-    for job in worker.work.claims():
+    for job in worker.work.waiting():
         worker.work.put_answer(job, answer)
     return 0
 

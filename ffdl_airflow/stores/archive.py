@@ -4,6 +4,7 @@ Members are only ever read as streams, never unpacked by the archive library, so
 ``core.data`` sees each name before anything is written.
 """
 
+import gzip
 import os
 import posixpath
 import stat
@@ -21,8 +22,8 @@ from ffdl_airflow.core.data import Entry
 from ffdl_airflow.stores import base
 
 BLOCK_BYTES = 1 << 20
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError,
-           UnicodeDecodeError)  # fmt: skip
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError,
+           NotImplementedError, UnicodeDecodeError)  # fmt: skip
 
 LINKS_FOLLOWED = 8
 """Links from one member to another that are followed in a row. Chosen."""
@@ -191,11 +192,16 @@ class TarStore(_Archive):
                         executable=bool(target.mode & 0o111))  # fmt: skip
 
     def _require_end(self) -> None:
-        """Refuse an archive that is cut off in a header; tarfile takes that for its end."""
+        """Refuse an archive that is cut off in a header; tarfile takes that for its end.
+
+        The rest is read too, because gzip has its checksum at the very end.
+        """
         file = cast(IO[bytes], self._archive.fileobj)
         file.seek(self._archive.offset)
         if 0 < len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
             raise _broken(self._path, "it is cut off")
+        while file.read(BLOCK_BYTES):
+            pass
 
     def _open(self, key: str) -> IO[bytes]:
         file = self._archive.extractfile(self._by_key[key])

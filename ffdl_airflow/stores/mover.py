@@ -53,7 +53,7 @@ class Mover:
         self._jobs: list[str] = []
 
     def run(self) -> int:
-        """Answer every claim: ready, or failed with the reason. 0 if there was an answer."""
+        """Answer all who wait: ready, or failed with the reason. 0 if there was an answer."""
         started = protocol.now_iso()
         try:
             answer = self._move()
@@ -61,7 +61,7 @@ class Mover:
             return detached.EXIT_STOPPED
         except Exception as error:  # noqa: BLE001 - whatever it is, the claims get an answer
             traceback.print_exc()
-            self._jobs = self._worker.work.claims()
+            self._jobs = self._worker.work.waiting()
             answer = {"state": "failed", "error": describe_error(error)}
         answer |= {"v": protocol.VERSION, "started_at": started, "ended_at": protocol.now_iso()}
         answer["progress"] = self._worker.numbers()
@@ -83,7 +83,7 @@ class Mover:
         moved: base.SourceMoved | None = None
         for _ in range(ROUNDS):
             try:
-                self._jobs = self._worker.work.claims()
+                self._jobs = self._worker.work.waiting()
                 selection = self._list(store)
                 generation = self._warm(store, selection) or self._cold(store, selection)
             except base.SourceMoved as error:
@@ -190,7 +190,7 @@ class Mover:
         needed = [entry for key, entry in entries.items() if key not in build.parts]
         fetch.require_space(needed, fetch.space_at(self._work))
         fetch.fetch_all(store, needed, build, self._worker)
-        self._jobs = self._worker.work.claims()  # before the last look: it is true for all these
+        self._jobs = self._worker.work.waiting()  # before the last look: it is true for all these
         self._require_unmoved(store, selection)
         return self._publish(store, selection)
 

@@ -1,0 +1,1 @@
+"""Airflow's settings and connections → our settings."""

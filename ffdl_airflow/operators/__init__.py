@@ -1,0 +1,1 @@
+"""Tasks: glue between Airflow and the driver."""

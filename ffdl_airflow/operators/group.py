@@ -1,0 +1,79 @@
+"""``TrainingJobGroup``: the same job with one task for each stage.
+
+::
+
+    prefetch ─► reserve (setup) ─► launch ─► release (teardown of reserve)
+                                     └─────► register            (outside the setup's scope)
+
+With this wiring clearing launch reserves again, and clearing register touches nothing else (tried).
+"""
+
+from typing import Any, ClassVar
+
+from airflow.sdk import TaskGroup
+
+from ffdl_airflow.core.lifecycle import Phase
+from ffdl_airflow.core.next_step import Goal
+from ffdl_airflow.hooks.ffdl import DEFAULT_CONN_ID
+from ffdl_airflow.operators.stage import Manifest, StageOperator
+
+
+class PrefetchOperator(StageOperator):
+    """The job's data and code become verified generations. Nothing is reserved."""
+
+    goal: ClassVar[Goal] = Goal.PREFETCH
+    clears_to: ClassVar[str | None] = Phase.VALIDATED.value
+
+
+class ReserveOperator(StageOperator):
+    """The whole gang holds its resources, for as long as the hold lasts."""
+
+    goal: ClassVar[Goal] = Goal.RESERVE
+    clears_to: ClassVar[str | None] = Phase.DATA_READY.value
+
+
+class LaunchOperator(StageOperator):
+    """The gang trains to its end. A hold that has run out in between is reserved again."""
+
+    goal: ClassVar[Goal] = Goal.LAUNCH
+
+
+class ReleaseOperator(StageOperator):
+    """Nothing of the job holds a resource any more. The backstop: launch gives back by itself."""
+
+    goal: ClassVar[Goal] = Goal.RELEASE
+
+
+class RegisterOperator(StageOperator):
+    """The last checkpoint becomes a model version."""
+
+    goal: ClassVar[Goal] = Goal.REGISTER
+
+
+class TrainingJobGroup(TaskGroup):
+    """A training job with one task for each stage.
+
+    :param group_id: id of the group; with the run it names the job
+    :param job: see :class:`~ffdl_airflow.operators.stage.StageOperator`
+    :param engine: engine by name; default: the connection's or the settings'
+    :param ffdl_conn_id: connection of type ``ffdl``
+    :param deferrable: wait in the triggerer instead of a worker
+    """
+
+    def __init__(self, group_id: str, *, job: Manifest, engine: str | None = None,
+                 ffdl_conn_id: str = DEFAULT_CONN_ID, deferrable: bool = True,
+                 **kwargs: Any) -> None:  # fmt: skip
+        super().__init__(group_id=group_id, **kwargs)
+        shared: dict[str, Any] = {
+            "job": job, "engine": engine, "ffdl_conn_id": ffdl_conn_id, "deferrable": deferrable,
+            "scope": self.group_id,
+        }  # fmt: skip
+        with self:
+            prefetch = PrefetchOperator(task_id="prefetch", **shared)
+            reserve = ReserveOperator(task_id="reserve", **shared).as_setup()
+            launch = LaunchOperator(task_id="launch", **shared)
+            release = ReleaseOperator(task_id="release", **shared).as_teardown(setups=reserve)
+            register = RegisterOperator(task_id="register", **shared)
+            prefetch >> reserve >> launch >> release
+            launch >> register
+        self.register = register

@@ -1,0 +1,276 @@
+"""Checkpoints: sealed before the trainer goes on, kept as long as needed, refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ffdl_airflow.agent import protocol, sealing
+from tests.conftest import wait_for
+
+SAVES = """
+import os, sys, time
+import ffdl
+resume = ffdl.resume()
+first = resume.step + 1 if resume else 1
+for step in range(first, int(sys.argv[1]) + 1):
+    ffdl.progress(step, loss=1 / step)
+    if step % 5 == 0:
+        with ffdl.checkpoint(step) as path:
+            (path / "weights").write_text(str(step))
+        name = "step-%012d" % step
+        listed = os.listdir(os.environ["FFDL_CHECKPOINT_DIR"])
+        print("sealed", step, name in listed, flush=True)
+"""
+
+
+def steps_of(placement) -> list[int]:
+    return [step for step, _ in protocol.list_checkpoints(str(placement.checkpoints))]
+
+
+def make_sealed(folder: Path, step: int, text: str = "x") -> Path:
+    path = folder / protocol.step_dir(step)
+    path.mkdir(parents=True)
+    (path / "weights").write_text(text)
+    protocol.seal_checkpoint(str(path), step=step, attempt=1, world_size=1, generation=None)
+    return path
+
+
+@pytest.mark.parametrize("replica", ["worker-0", "worker-1"])
+def test_a_checkpoint_is_on_disk_and_in_the_journal_when_the_block_ends(make_placement, replica):
+    """Also when the rank that writes sits with a follower."""
+    trainer = f"import os, sys\nif os.environ['FFDL_REPLICA'] != '{replica}': sys.exit()\n" + SAVES
+    placement = make_placement(trainer, replicas=2, args=("10",), generation="gen-1", keep=5).up()
+    placement.go()
+    body = placement.ended()
+    assert body["ok"], placement.story()
+    assert body["last_checkpoint"] == 10
+    assert body["last_step"] == 10
+    rank = int(replica[-1])
+    assert placement.rank_log(rank).split("\n")[:2] == ["sealed 5 True", "sealed 10 True"]
+    assert steps_of(placement) == [10, 5]
+    manifest, fault = protocol.check_checkpoint(str(placement.checkpoints / protocol.step_dir(10)))
+    assert fault is None
+    assert (manifest["world_size"], manifest["generation"], manifest["attempt"]) == (2, "gen-1", 1)
+    entries = placement.journal("CheckpointSealed")
+    assert [entry["body"]["step"] for entry in entries] == [5, 10]
+    assert entries[-1]["body"]["sha256"] == manifest["sha256"]
+    assert entries[-1]["body"]["bytes"] == 2
+    assert list((placement.checkpoints / "tmp").iterdir()) == []
+
+
+def test_old_ones_go_but_claims_and_the_newest_stay(make_placement):
+    placement = make_placement(SAVES, args=("30",), keep=2).up()
+    claims = placement.checkpoints / "KEEP"
+    claims.mkdir()
+    (claims / protocol.step_dir(5)).touch()
+    placement.go()
+    assert placement.ended()["ok"]
+    assert steps_of(placement) == [30, 25, 5]
+
+
+def test_the_one_resumed_from_stays_until_a_newer_is_sealed(tmp_path):
+    """Broken newer ones of an earlier attempt must not push it out."""
+    for step in (5, 10, 15, 20):
+        make_sealed(tmp_path, step)
+
+    def expire(*sealed_now: int) -> list[int]:
+        sealing.expire(str(tmp_path), keep=1, sealed_now=set(sealed_now), resume_step=10)
+        return [step for step, _ in protocol.list_checkpoints(str(tmp_path))]
+
+    assert expire() == [20, 15, 10], "15 and 20 were passed over when the attempt began"
+    assert expire(15) == [20, 15]
+
+
+def test_a_step_that_is_done_again_replaces_its_checkpoint(make_placement):
+    placement = make_placement(SAVES, args=("10",)).up()
+    old = make_sealed(placement.checkpoints, 5)
+    redone = make_sealed(placement.checkpoints, 10, "of an earlier attempt")
+    placement.go(attempt=2, resume_from=str(old), resume_step=5)
+    assert placement.ended(attempt=2)["ok"]
+    assert (redone / "weights").read_text() == "10"
+    assert protocol.check_checkpoint(str(redone))[1] is None
+    assert protocol.read_json(str(redone / "MANIFEST.json"))["attempt"] == 2
+
+
+def test_leftovers_of_an_older_attempt_go_at_go(make_placement):
+    placement = make_placement(SAVES, args=("5",)).up()
+    left = placement.checkpoints / "tmp" / "step-000000000099.1"
+    left.mkdir(parents=True)
+    (left / "half").write_text("x")
+    aside = placement.checkpoints / "tmp" / "step-000000000003.replaced"
+    make_sealed(placement.checkpoints, 3).rename(aside)
+    placement.go(attempt=2)
+    placement.ended(attempt=2)
+    assert not left.exists()
+    assert steps_of(placement) == [5, 3], "a rename that a crash cut in two is taken back"
+
+
+SHARDED = """
+import os, sys, time
+import ffdl
+rank = os.environ["RANK"]
+with ffdl.checkpoint(7, shards=2) as path:
+    (path / ("part-" + rank)).write_text(rank)
+    if len(sys.argv) > 1 and rank == "1":
+        time.sleep(0.3)
+        raise KeyError("no such tensor")
+print("sealed", os.listdir(os.environ["FFDL_CHECKPOINT_DIR"] + "/step-000000000007"))
+"""
+
+
+def test_shards_are_sealed_together(make_placement):
+    placement = make_placement(SHARDED, replicas=2).up()
+    placement.go()
+    assert placement.ended()["ok"], placement.story()
+    for rank in (0, 1):
+        assert all(name in placement.rank_log(rank) for name in ("part-0", "part-1", "MANIFEST"))
+    assert len(placement.journal("CheckpointSealed")) == 1
+
+
+def test_one_shard_that_is_given_up_refuses_the_step_for_all(make_placement):
+    placement = make_placement(SHARDED, replicas=2, args=("fail",), settle_s=1.0).up()
+    placement.go()
+    assert not placement.ended()["ok"]
+    assert "CheckpointError" in placement.rank_log(0)
+    assert "KeyError: 'no such tensor'" in placement.rank_log(1)
+    assert steps_of(placement) == []
+    (entry,) = placement.journal("CheckpointRefused")
+    assert "KeyError" in entry["body"]["reason"]
+
+
+REFUSED = """
+import os, sys
+import ffdl
+def attempt(work):
+    try:
+        with ffdl.checkpoint(5) as path:
+            work(path)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+def broken(path):
+    raise ZeroDivisionError("of the trainer")
+def full(path):
+    with (path / "weights").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 20))
+for name in sys.argv[1:]:
+    attempt({"broken": broken, "full": full, "nothing": lambda path: None}[name])
+print(os.listdir(os.environ["FFDL_CHECKPOINT_DIR"] + "/tmp"))
+"""
+
+
+def test_a_refused_checkpoint_is_an_entry_and_an_exception(make_placement):
+    placement = make_placement(REFUSED, args=("nothing", "broken")).up()
+    placement.go()
+    assert placement.ended()["ok"], placement.story()
+    first, second, left = placement.rank_log().splitlines()
+    assert first.startswith("CheckpointError checkpoint of step 5 was refused: no file was written")
+    assert second == "ZeroDivisionError of the trainer"
+    assert left == "[]"
+    reasons = [entry["body"]["reason"] for entry in placement.journal("CheckpointRefused")]
+    assert len(reasons) == 2
+    assert "ZeroDivisionError" in reasons[1]
+    assert steps_of(placement) == []
+
+
+def test_a_full_disk_refuses_the_checkpoint_and_the_run_goes_on(make_placement, small_disk):
+    placement = make_placement(
+        REFUSED, args=("full",), checkpoint_dir=str(small_disk / "checkpoints")
+    ).up()
+    placement.go()
+    assert placement.ended()["ok"], placement.story()
+    first, left = placement.rank_log().splitlines()
+    assert first.startswith("CheckpointError checkpoint of step 5 cannot be written")
+    assert "No space left" in first
+    assert left == "[]"
+    (entry,) = placement.journal("CheckpointRefused")
+    assert "No space left" in entry["body"]["reason"]
+
+
+OWN = """
+import os, sys, time
+folder = os.path.join(os.environ["FFDL_CHECKPOINT_DIR"], "step-000000000008")
+os.makedirs(folder)
+with open(os.path.join(folder, "weights"), "w") as file:
+    file.write("half")
+    file.flush()
+    if "fail" in sys.argv:
+        sys.exit(1)
+    file.write(" and half")
+if "wait" in sys.argv:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["wait", "end"])
+def test_a_directory_that_the_trainer_writes_itself_is_sealed(make_placement, how):
+    placement = make_placement(OWN, args=(how,)).up()
+    placement.go()
+    entry = placement.wait_journal("CheckpointSealed")
+    assert entry["body"]["step"] == 8
+    assert protocol.check_checkpoint(entry["body"]["path"])[1] is None
+    if how == "wait":
+        assert placement.wait_state(protocol.RUNNING)["checkpoint"]["step"] == 8
+        placement.stop(then="leave")
+    placement.ended()
+
+
+def test_what_a_failed_trainer_left_half_written_is_never_sealed(make_placement):
+    placement = make_placement(OWN, args=("fail",), heartbeat_s=5).up()
+    placement.go()
+    assert not placement.ended()["ok"]
+    placement.plan["replicas"][0]["command"][-1] = "end"
+    waits = make_placement("import time; time.sleep(1)", heartbeat_s=0.1)
+    waits.plan["checkpoint_dir"] = placement.plan["checkpoint_dir"]
+    waits.write_plan()
+    waits.up().go(attempt=2)
+    waits.ended(attempt=2)
+    assert steps_of(placement) == [8]
+    assert not waits.journal("CheckpointSealed")
+    assert not placement.journal("CheckpointSealed")
+
+
+def test_a_checkpoint_needs_its_agent(make_placement):
+    trainer = """
+import os, signal, sys, time
+import ffdl
+ffdl.progress(1)
+try:
+    with ffdl.checkpoint(1) as path:
+        (path / "weights").write_text("x")
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(0.1)
+        ffdl.progress(2)
+        print(ffdl.should_save())
+except ffdl.CheckpointError as error:
+    print(error, flush=True)
+for step in range(1000):
+    ffdl.progress(step)
+    ffdl.should_save()
+print("went on", flush=True)
+"""
+    placement = make_placement(trainer).up()
+    placement.go()
+    wait_for(lambda: "went on" in placement.rank_log(), 10, placement.story)
+    assert "agent has gone" in placement.rank_log()
+
+
+def test_the_status_document_shows_steps_metrics_and_the_checkpoint(make_placement):
+    trainer = SAVES + "\nwhile True:\n    ffdl.progress(step, samples=8)\n    time.sleep(0.01)\n"
+    placement = make_placement(trainer, args=("12",)).up()
+    placement.go()
+    document = wait_for(
+        lambda: (s := placement.status()).get("samples_per_s") and s["step"] == 12 and s
+    )
+    assert document["checkpoint"]["step"] == 10
+    assert document["metrics"]["loss"] == pytest.approx(1 / 12)
+    assert document["ranks"][0]["doing"] == "training"
+    assert 100 < document["samples_per_s"] < 900
+    json.dumps(document)
+    placement.stop(then="leave")
+    assert placement.ended()["last_step"] == 12
+    assert os.listdir(placement.checkpoints / "tmp") == []
