@@ -6,6 +6,8 @@ LOCK := $(BIN)/uv pip compile -q -U --universal --python-version 3.10 --generate
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 export UV_PYTHON := $(BIN)/python
 export UV_NO_CONFIG := 1
+# Every component is a process of its own; without byte code on disk each would compile Airflow anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo test soak bench lint lock clean
 

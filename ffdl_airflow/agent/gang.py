@@ -46,7 +46,6 @@ class Gang:
         self.roster.on_gone = self._farewell
         self.checkpoints = Checkpoints(loop, plan, roster=self.roster, journal=journal)
         self.board = status.StatusBoard(loop, self._document)
-        self._rates = status.Rates()
         self._idle_state = protocol.JOINING
         self._attempt: Optional[Attempt] = None
         self._record_state = protocol.JOINING
@@ -252,7 +251,6 @@ class Gang:
         self.roster.rows_of(self._plan.coordinator, self._replica.rows())
         views = self._views()
         self._progress_known = self._progress_known or detect.progress_known(views)
-        self._rates.take(views)
         self._attempt.tick(views, known=self._progress_known)
         self._summarize()
         self.board.publish()
@@ -267,7 +265,7 @@ class Gang:
         if known["step"] in (None, self._progress_step) or now - self._progress_at < PROGRESS_S:
             return
         self._progress_at, self._progress_step = now, known["step"]
-        body = {"step": known["step"], "samples_per_s": self._rates.samples_per_s}
+        body = {"step": known["step"], "samples_per_s": known["samples_per_s"]}
         body.update(known["metrics"])
         self._journal.append(protocol.J_PROGRESS, self._last_attempt, body)
 
@@ -284,7 +282,6 @@ class Gang:
             joined=self.roster.joined,
             hold_left_s=left_s,
             attempt=attempt.number if attempt else None,
-            samples_per_s=self._rates.samples_per_s,
             checkpoint=self.checkpoints.newest,
             running_s=round(attempt.record.running_s(), 1) if attempt else None,
             journal_seq=self._journal.durable_seq,

@@ -7,15 +7,17 @@ this host's own clock and sent as durations, so that clocks of hosts need not ag
 import os
 import re
 from collections import deque
-from typing import Any, Deque, Dict, Optional, Pattern
+from typing import Any, Deque, Dict, Optional, Pattern, Tuple
 
 from . import launcher, protocol
 from .launcher import Exit
 from .loop import Loop
 from .sampler import ProcessSampler
 
-STEP_TIMES, FEWEST_STEP_TIMES = 50, 3
-"""Step times kept for the median, and how many it takes to speak of one. Chosen."""
+STEP_TIMES, FEWEST_STEPS = 50, 3
+"""Step times kept for the median, and the steps that they must cover to mean anything. Chosen."""
+RATE_WINDOW_S = 10.0
+"""What "of late" means for samples per second. Chosen."""
 LAST_LINE_BYTES = 512
 READ_MOST_BYTES = 256 << 10
 """Log bytes that are searched for progress between two beats; what is beyond is skipped."""
@@ -28,12 +30,12 @@ class Progress:
         self.step: Optional[int] = None
         self.doing: Optional[str] = None
         self.metrics: Dict[str, Optional[float]] = {}
-        self.samples: Optional[float] = None
+        self._samples: Deque[Tuple[float, float]] = deque()
         self.at: Optional[str] = None
         self.step_at: Optional[str] = None
         self.first_step_at: Optional[str] = None
         self.first_step: Optional[int] = None
-        self._times: Deque[float] = deque(maxlen=STEP_TIMES)
+        self._times: Deque[Tuple[float, int]] = deque(maxlen=STEP_TIMES)
         self._since: Optional[float] = None
         self._base: Optional[float] = None
 
@@ -52,12 +54,25 @@ class Progress:
 
     def samples_are(self, total: float) -> None:
         """Samples that the rank has worked on since it started."""
-        self.samples = total
+        now = Loop.now()
+        self._samples.append((now, total))
+        while len(self._samples) > 1 and self._samples[1][0] < now - RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def samples_per_s(self) -> Optional[float]:
+        """Samples per second of late; sinks while none come. None where none are reported."""
+        if not self._samples:
+            return None
+        first_at, first = self._samples[0]
+        passed_s = Loop.now() - first_at
+        return round((self._samples[-1][1] - first) / passed_s, 3) if passed_s > 0 else None
 
     def step_time_s(self) -> Optional[float]:
-        """Median time of a step; None with fewer than three measured, which say too little."""
-        times = sorted(self._times)
-        return times[len(times) // 2] if len(times) >= FEWEST_STEP_TIMES else None
+        """Median time of a step; None while too few were measured."""
+        if sum(steps for _, steps in self._times) < FEWEST_STEPS:
+            return None
+        times = sorted(time_s for time_s, _ in self._times)
+        return times[len(times) // 2]
 
     def since_step_s(self) -> Optional[float]:
         """Time without a step while nothing else was being done; None before the first."""
@@ -67,7 +82,8 @@ class Progress:
         if self.first_step is None:
             self.first_step, self.first_step_at = step, self.at
         elif self._base is not None and self.step is not None and step > self.step:
-            self._times.append((now - self._base) / (step - self.step))
+            steps = step - self.step
+            self._times.append(((now - self._base) / steps, steps))
         self.step, self.step_at = step, self.at
         self._since = self._base = now
 
@@ -106,7 +122,7 @@ class RankRecord:
             "first_step_at": progress.first_step_at,
             "doing": progress.doing,
             "metrics": progress.metrics,
-            "samples": progress.samples,
+            "samples_per_s": progress.samples_per_s(),
             "step_time_s": progress.step_time_s(),
             "since_step_s": progress.since_step_s(),
             "follows_log": self._regex is not None,

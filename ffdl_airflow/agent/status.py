@@ -62,25 +62,6 @@ class StatusBoard:
         self._waiting = [entry for entry in self._waiting if entry[1] is not connection]
 
 
-class Rates:
-    """Samples per second over all ranks, from the totals that they report."""
-
-    def __init__(self) -> None:
-        self._before: Optional[Tuple[float, float]] = None
-        self.samples_per_s: Optional[float] = None
-
-    def take(self, views: List[RankView]) -> None:
-        """New figures have come."""
-        totals = [view.row["samples"] for view in views if view.row["samples"] is not None]
-        if not totals:
-            self._before = self.samples_per_s = None
-            return
-        now, total = Loop.now(), sum(totals)
-        if self._before is not None and total >= self._before[1] and now > self._before[0]:
-            self.samples_per_s = (total - self._before[1]) / (now - self._before[0])
-        self._before = (now, total)
-
-
 def figures(views: List[RankView]) -> Document:
     """What the ranks' rows say together: newest step, the metrics that came with it, the rows."""
     stepped = [view.row for view in views if view.row["step"] is not None]
@@ -93,6 +74,7 @@ def figures(views: List[RankView]) -> Document:
         "step": newest["step"] if newest else None,
         "step_at": newest["step_at"] if newest else None,
         "metrics": _metrics(views),
+        "samples_per_s": _total([view.row["samples_per_s"] for view in views]),
         "ranks": sorted(ranks, key=lambda row: row["rank"]),
     }
 
@@ -103,3 +85,8 @@ def _metrics(views: List[RankView]) -> Dict[str, Any]:
     for view in sorted(views, key=lambda view: view.row["rank"], reverse=True):
         found.update(view.row["metrics"])
     return found
+
+
+def _total(parts: List[Optional[float]]) -> Optional[float]:
+    known = [part for part in parts if part is not None]
+    return round(sum(known), 3) if known else None

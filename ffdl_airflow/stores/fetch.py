@@ -1,8 +1,8 @@
 """Fetching the files of a source in parallel, so that what is complete is never fetched twice.
 
-Each file goes to a temporary name, is hashed on its way, synced, made read-only and renamed; then
-one line about it is added to ``parts.jsonl``. After an end at any point the next mover finds the
-complete files by these lines.
+Each file goes to a temporary name, is hashed on its way, synced, noted in ``parts.jsonl`` and then
+renamed to its place. After an end at any point the next mover finds the complete files by these
+lines.
 """
 
 import errno
@@ -103,13 +103,12 @@ class Build:
         target = self.data / part.key
         target.parent.mkdir(parents=True, exist_ok=True)
         file.chmod(generations.PROGRAM_MODE if part.executable else generations.FILE_MODE)
-        file.replace(target)
         line = json.dumps(asdict(part)).encode() + b"\n"
-        with self._guard:
-            with self._list.open("ab") as listed:
-                # A line of its own even after one that a crash cut off.
-                listed.write(b"\n" + line)
-            self.parts[part.key] = part
+        with self._guard, self._list.open("ab") as listed:
+            listed.write(b"\n" + line)  # a line of its own even after one that a crash cut off
+        # The line first: nothing is at the target yet, so a file that is there later is this one.
+        file.replace(target)
+        self.parts[part.key] = part
 
     def keep_only(self, entries: Mapping[str, Entry], directories: Iterable[str]) -> None:
         """Drop parts that are not (any more) what the source has; make the folders."""

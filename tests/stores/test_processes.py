@@ -1,26 +1,27 @@
 """Movers as real processes: started once, killed, starved, stopped, left without claims."""
 
+import hashlib
 import os
 import random
 import resource
-import signal
 import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ffdl_airflow.agent import detached, protocol
+from ffdl_airflow.core import data
 from ffdl_airflow.stores import base
 from ffdl_airflow.stores.cache import GenerationCache
 from ffdl_airflow.stores.layout import StoreLayout
 
 STORE = "digits"
-MANY = 3000
+MANY = 1200
 """So many small files keep a mover busy for seconds."""
 
 
@@ -39,15 +40,18 @@ def source(tmp_path):
     return {"kind": "local", "path": str(folder)}
 
 
-@pytest.fixture
-def big_source(tmp_path):
+def many_files(folder: Path, count: int) -> dict[str, str]:
     """A folder with so many files that there is time to do something to the mover."""
-    folder = tmp_path / "big"
     folder.mkdir()
     (folder / "0").write_bytes(b"x" * 500)
-    for number in range(1, MANY):
+    for number in range(1, count):
         os.link(folder / "0", folder / str(number))
     return {"kind": "local", "path": str(folder)}
+
+
+@pytest.fixture
+def big_source(tmp_path):
+    return many_files(tmp_path / "big", MANY)
 
 
 def work_of(cache, source) -> detached.Work:
@@ -93,7 +97,9 @@ def parts_of(work: detached.Work) -> dict[str, int]:
     return {name: os.stat(path).st_ino for name, path in protocol.list_files(str(build))}
 
 
-def test_a_mover_is_detached_and_has_no_secrets(cache, source, ready, monkeypatch):
+def test_a_mover_is_detached_and_has_no_secrets(
+    cache, source, ready, monkeypatch, wait_until
+):
     secrets = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgres://u:p@h/db", "MY_PASSWORD": "x",
                "AIRFLOW_CONN_S3": "s3://x", "aws_session_token": "x", "CLIENT_SECRET": "x",
                "FFDL_PLACEMENT": "job/1"}  # fmt: skip
@@ -116,10 +122,6 @@ def test_a_mover_is_detached_and_has_no_secrets(cache, source, ready, monkeypatc
     finally:
         process.resume()
     assert ready(source).state == "ready"
-
-
-def test_a_mover_leaves_no_zombie(cache, source, ready, wait_until):
-    ready(source)
     wait_until(
         lambda: not [c for c in psutil.Process().children() if c.status() == psutil.STATUS_ZOMBIE],
         message="no zombie",
@@ -147,18 +149,20 @@ def test_many_drivers_at_once_start_one_mover_and_get_one_answer(cache, source, 
     assert len(cache.known(STORE)[0].claims) == 8
 
 
-def test_drivers_in_two_processes_share_a_mover(cache, big_source, ready):
+def test_drivers_in_two_processes_share_a_mover(cache, source, ready):
     script = (
         "import sys; from ffdl_airflow.stores.cache import GenerationCache;"
         "GenerationCache(sys.argv[1]).ensure('digits', {'kind': 'local', 'path': sys.argv[2]},"
         "job=sys.argv[3])"
     )
-    cache.ensure(STORE, big_source, job="job-1")
-    first = the_mover(work_of(cache, big_source)).pid
-    command = [os.sys.executable, "-c", script, str(cache.cache_dir), big_source["path"], "job-2"]
+    cache.ensure(STORE, source, job="job-1")
+    mover = the_mover(work_of(cache, source))
+    mover.suspend()
+    command = [os.sys.executable, "-c", script, str(cache.cache_dir), source["path"], "job-2"]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
-    assert the_mover(work_of(cache, big_source)).pid == first
-    assert ready(big_source, "job-1").generation == ready(big_source, "job-2").generation
+    assert the_mover(work_of(cache, source)).pid == mover.pid
+    mover.resume()
+    assert ready(source, "job-1").generation == ready(source, "job-2").generation
 
 
 def test_kill_at_random_points_then_resume(cache, big_source, ready, rounds, wait_until):
@@ -179,23 +183,23 @@ def test_kill_at_random_points_then_resume(cache, big_source, ready, rounds, wai
     state = ready(big_source)
     assert state.state == "ready", state.error
     final = {name: os.stat(path).st_ino for name, path in protocol.list_files(str(state.path))}
-    # The killed mover may have renamed a file that it had not written down: at most one a reader.
-    again = {name for name in kept if final[name] != kept[name]}
-    assert len(again) <= 4
+    assert kept.items() <= final.items(), "a complete file was fetched again"
     assert state.progress.moved_bytes == MANY * 500
     assert cache.verify(STORE, state.generation) == ()
-    undisturbed = GenerationCache(cache.cache_dir.parent / "other")
-    wait_until(lambda: undisturbed.ensure(STORE, big_source, job="j").state != "running")
-    assert undisturbed.ensure(STORE, big_source, job="j").generation == state.generation
+    files = [data.GenerationFile(key=str(number), size=500, version="",
+                                 sha256=hashlib.sha256(b"x" * 500).hexdigest())
+             for number in range(MANY)]  # fmt: skip
+    assert state.generation == data.generation_id(files)
 
 
 def test_kill_at_any_time_of_a_short_move(cache, source, ready, rounds, wait_until):
     work = work_of(cache, source)
-    for number in range(rounds(4, soak=40)):
+    for number in range(rounds(3, soak=40)):
         job = f"job-{number}"
         cache.ensure(STORE, source, job=job)
         for process in movers(work):
-            process.wait(timeout=0.25 + 0.1 * number) if number % 2 else None
+            with suppress(psutil.TimeoutExpired):
+                process.wait(timeout=0.2 * number)
             process.kill()
         state = ready(source, job)
         assert state.state == "ready", state.error
@@ -204,32 +208,30 @@ def test_kill_at_any_time_of_a_short_move(cache, source, ready, rounds, wait_unt
     assert not [path for path in cache.cache_dir.glob("*/tmp/*/build")]
 
 
-def test_without_claims_a_mover_ends_and_leaves_its_parts(cache, big_source, ready, wait_until):
-    work = work_of(cache, big_source)
-    cache.ensure(STORE, big_source, job="job-1")
-    cache.ensure(STORE, big_source, job="job-2")
-    process = the_mover(work)
+def test_without_claims_a_mover_ends_and_leaves_its_parts(cache, tmp_path, wait_until):
+    source = many_files(tmp_path / "very-big", 6000)
+    work = work_of(cache, source)
+    cache.ensure(STORE, source, job="job-1")
+    cache.ensure(STORE, source, job="job-2")
     wait_until(lambda: len(parts_of(work)) > 10)
-    process.suspend()
-    cache.drop(STORE, big_source, job="job-1")
-    process.resume()
-    time.sleep(1.2)  # nothing to wait for: it must go on
-    assert cache.is_moving(STORE, big_source)
-    process.suspend()
-    cache.drop(STORE, big_source, job="job-2")
-    process.resume()
+    cache.drop(STORE, source, job="job-1")
+    ticks = [work.progress().get("at")]
+
+    def two_ticks_later():
+        ticks.append(work.progress().get("at"))
+        return len(set(ticks)) > 2
+
+    wait_until(two_ticks_later)
+    assert cache.is_moving(STORE, source)
+    cache.drop(STORE, source, job="job-2")
     begin = time.monotonic()
     wait_until(lambda: not work.is_running(), timeout=10, message="the end of the mover")
     assert time.monotonic() - begin < 10
     assert cache.known() == []
-    kept = parts_of(work)
-    assert len(kept) > 10
-    state = ready(big_source)
-    final = {name: os.stat(path).st_ino for name, path in protocol.list_files(str(state.path))}
-    assert kept.items() <= final.items()
+    assert 10 < len(parts_of(work)) < 6000
 
 
-def test_a_stopped_mover_does_not_block_those_who_ask(cache, big_source, ready):
+def test_a_stopped_mover_does_not_block_those_who_ask(cache, big_source):
     cache.ensure(STORE, big_source, job="job-1")
     process = the_mover(work_of(cache, big_source))
     process.suspend()
@@ -239,11 +241,9 @@ def test_a_stopped_mover_does_not_block_those_who_ask(cache, big_source, ready):
     assert cache.known() == []
     assert time.monotonic() - begin < 1
     process.kill()
-    process.wait()
-    assert ready(big_source).state == "ready"
 
 
-def test_sigterm_ends_a_mover_in_an_orderly_way(cache, big_source, ready, wait_until):
+def test_sigterm_ends_a_mover_in_an_orderly_way(cache, big_source, wait_until):
     work = work_of(cache, big_source)
     cache.ensure(STORE, big_source, job="job-1")
     wait_until(lambda: len(parts_of(work)) > 10)
@@ -251,7 +251,7 @@ def test_sigterm_ends_a_mover_in_an_orderly_way(cache, big_source, ready, wait_u
     wait_until(lambda: not work.is_running(), timeout=10)
     assert len(parts_of(work)) > 10
     assert not Path(work.path("starts.json")).exists()
-    assert ready(big_source).state == "ready"
+    assert work.answer("job-1") is None
 
 
 def test_progress_is_written_at_most_twice_a_second(cache, big_source, ready, wait_until):
@@ -319,7 +319,7 @@ def test_e17_a_full_disk(small_disk, source, wait_until):
 
     state = wait_until(ask)
     assert (state.error.code, state.error.retryable) == (base.DISK_FULL, True)
-    assert "4210688 bytes are needed (with 5 % to spare)" in state.error.text
+    assert "4214784 bytes are needed (with 5 % to spare)" in state.error.text
     assert "bytes are free" in state.error.text
     assert parts_of(work) == {}
     (Path(source["path"]) / "3.bin").unlink()  # 3 MB do not fit, 2 do
@@ -373,13 +373,14 @@ def test_a_module_that_cannot_start_shows_why(tmp_path, wait_until):
     assert "No module named" in replies[-1][1]["tail"]
 
 
-def test_by_hand_beside_a_running_one_it_leaves(cache, big_source, ready):
-    cache.ensure(STORE, big_source, job="job-1")
-    work = work_of(cache, big_source)
+def test_by_hand_beside_a_running_one_it_leaves(cache, source):
+    cache.ensure(STORE, source, job="job-1")
+    work = work_of(cache, source)
+    process = the_mover(work)
+    process.suspend()
     command = [os.sys.executable, "-m", "ffdl_airflow.stores.mover", work.path("request.json")]
     done = subprocess.run(command, check=False, capture_output=True, text=True,
                           cwd=Path(__file__).parents[2])  # fmt: skip
     assert done.returncode == 0
     assert "another process does this work" in done.stderr
-    os.kill(the_mover(work).pid, signal.SIGKILL)
-    assert ready(big_source).state == "ready"
+    process.kill()

@@ -23,6 +23,7 @@ def publish_request(directory: Path, files: Mapping[str, bytes] = WEIGHTS, *,
                     name: str = "digits", job: str = "digits-0a1b2c3d4e",
                     version: int | None = None) -> PublishRequest:  # fmt: skip
     """Seal ``files`` as a checkpoint in ``directory`` and return the request to publish it."""
+    directory.mkdir(parents=True, exist_ok=True)
     for key, content in files.items():
         (directory / key).parent.mkdir(parents=True, exist_ok=True)
         (directory / key).write_bytes(content)
@@ -136,7 +137,7 @@ class RegistryContract:
         self, registry: base.Registry, tmp_path: Path
     ) -> None:
         with pytest.raises(base.RegistryUnusable) as caught:
-            registry.publish(publish_request(tmp_path, {}))
+            registry.publish(publish_request(tmp_path / "step", {}))
         assert caught.value.code == base.NO_FILES
 
     def test_the_audit_trail_grows(self, registry: base.Registry, tmp_path: Path) -> None:
