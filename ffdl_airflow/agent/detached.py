@@ -176,9 +176,7 @@ class Work:
         except FileNotFoundError:
             return ""
 
-    def ask(
-        self, job: str, module: str, request: Mapping[str, Any]
-    ) -> Tuple[str, Dict[str, Any]]:
+    def ask(self, job: str, module: str, request: Mapping[str, Any]) -> Tuple[str, Dict[str, Any]]:
         """Claim the result for ``job`` and start ``python -m module request.json`` if none runs.
 
         Returns (ANSWERED, the answer), (RUNNING, the progress), or (DIED, {"tail": end of the log})

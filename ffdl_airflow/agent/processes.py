@@ -72,6 +72,35 @@ def descendants(ancestor: int) -> Set[int]:
     return below
 
 
+def family(ancestor: int) -> Set[int]:
+    """The same as `descendants` without a walk through all of ``/proc``, for frequent looks.
+
+    May miss a process that is born or adopted just then; whoever must be sure asks `descendants`.
+    """
+    if not os.path.exists("/proc/self/task/%d/children" % os.getpid()):
+        return descendants(ancestor)
+    below: Set[int] = set()
+    queue = [ancestor]
+    while queue:
+        for child in _children(queue.pop()) - below:
+            queue.append(child)
+            below.add(child)
+    return {pid for pid in below if alive(pid)}
+
+
+def _children(pid: int) -> Set[int]:
+    """Children of all threads of a process."""
+    folder = "/proc/%d/task" % pid
+    try:
+        threads = os.listdir(folder)
+    except OSError:
+        return set()
+    found: Set[int] = set()
+    for thread in threads:
+        found.update(map(int, _read("%s/%s/children" % (folder, thread)).split()))
+    return found
+
+
 def carrying(placement_id: str, replica: Optional[str]) -> Set[int]:
     """Running processes whose environment names the placement and the replica.
 

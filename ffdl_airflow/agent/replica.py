@@ -171,7 +171,7 @@ class Replica:
         self._ender = ending.Ender(self._loop, find=self._find, term_s=term_s, done=done)
 
     def _find(self) -> Set[int]:
-        below = processes.descendants(os.getpid())
+        below = processes.family(os.getpid()) or processes.descendants(os.getpid())
         return below or processes.carrying(self._plan.placement_id, self._replica.name)
 
     def _family(self) -> Set[int]:

@@ -12,7 +12,7 @@ from . import processes
 from .log import log
 
 FAMILY_S = 10.0
-"""How often a rank's descendants are looked up; that walks all of ``/proc``. Chosen for cost."""
+"""How often a rank's descendants are looked up, which reads a file a thread. Chosen for cost."""
 
 
 SHORTEST_S = 0.05
@@ -35,7 +35,7 @@ class ProcessSampler:
         """Read the figures; 100 % is one core."""
         now = time.monotonic()
         if self._family_at is None or now - self._family_at > FAMILY_S:
-            self._family = processes.descendants(self._pid)
+            self._family = processes.family(self._pid)
             self._family_at = now
         found = [stat for stat in map(processes.stat, self._family | {self._pid}) if stat]
         used = {stat.pid: stat.cpu_s for stat in found}

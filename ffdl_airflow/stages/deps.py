@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from ffdl_airflow.core.events import NewEvent
 from ffdl_airflow.core.job import TrainingJob
@@ -12,8 +12,9 @@ from ffdl_airflow.core.manifests.ffdl import read_job
 from ffdl_airflow.core.plan import Timing
 from ffdl_airflow.engines.base import Engine
 from ffdl_airflow.ledger.base import Ledger
-from ffdl_airflow.registries.publisher import Publishing
-from ffdl_airflow.stores.cache import GenerationCache
+from ffdl_airflow.core.model import PublishRequest
+from ffdl_airflow.registries.publisher import PublishState
+from ffdl_airflow.stores.cache import MoveState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,34 @@ class Roots:
     python: str
 
 
+class Generations(Protocol):
+    """Where data become generations; :class:`ffdl_airflow.stores.cache.GenerationCache` is one."""
+
+    def ensure(self, store: str, source: Mapping[str, Any], *, job: str) -> MoveState:
+        """Claim the generation of the source, start its mover, say how far it is."""
+        ...
+
+    def drop(self, store: str, source: Mapping[str, Any], *, job: str) -> None:
+        """Forget what was answered."""
+        ...
+
+    def release_all(self, *, job: str) -> None:
+        """The job is over."""
+        ...
+
+
+class Publisher(Protocol):
+    """Where models are published; :class:`ffdl_airflow.registries.publisher.Publishing` is one."""
+
+    def ensure(self, request: PublishRequest) -> PublishState:
+        """Claim the version, start its publisher, say how far it is."""
+        ...
+
+    def drop(self, request: PublishRequest) -> None:
+        """Forget what was answered."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deps:
     """Ready adapters and the clock. ``source`` says who drives (host, pid, Airflow task)."""
@@ -32,8 +61,8 @@ class Deps:
     ledger: Ledger
     engine: Engine
     engine_name: str
-    cache: GenerationCache
-    publishing: Publishing
+    cache: Generations
+    publishing: Publisher
     roots: Roots
     timing: Timing
     clock: Callable[[], datetime]

@@ -120,7 +120,7 @@ class Build:
             if key not in self.parts:
                 Path(path).unlink()
         for folder, _, _ in os.walk(self.data, topdown=False):
-            if not os.listdir(folder) and Path(folder) != self.data:
+            if Path(folder) != self.data and not any(Path(folder).iterdir()):
                 Path(folder).rmdir()
         for name in directories:
             (self.data / name).mkdir(parents=True, exist_ok=True)
@@ -159,64 +159,75 @@ class Build:
         shutil.rmtree(self.incoming, ignore_errors=True)
 
 
-def fetch_all(
-    store: base.Store, entries: Iterable[Entry], build: Build, worker: detached.Worker
-) -> None:
-    """Fetch all entries. Raises the first error, or Stopped; complete files stay in the build."""
-    waiting = iter(entries)
-    guard = threading.Lock()
-    failed = threading.Event()
+class Fetcher:
+    """Fetches from ``store`` into ``build``, and reports to ``worker``."""
 
-    def drain() -> None:
-        while not failed.is_set():
-            with guard:
-                entry = next(waiting, None)
-            if entry is None:
-                return
-            try:
-                _fetch_one(store, entry, build, worker)
-            except BaseException:
-                failed.set()
-                raise
+    def __init__(self, store: base.Store, build: Build, worker: detached.Worker) -> None:
+        self._store = store
+        self._build = build
+        self._worker = worker
 
-    with ThreadPoolExecutor(store.parallel, thread_name_prefix="fetch") as pool:
-        futures = [pool.submit(drain) for _ in range(store.parallel)]
-    for future in futures:
-        future.result()
+    def fetch_all(self, entries: Iterable[Entry]) -> None:
+        """Raise the first error, or Stopped; what is complete then stays in the build."""
+        waiting = iter(entries)
+        guard = threading.Lock()
+        failed = threading.Event()
 
+        def drain() -> None:
+            while not failed.is_set():
+                with guard:
+                    entry = next(waiting, None)
+                if entry is None:
+                    return
+                try:
+                    self._fetch(entry)
+                except BaseException:
+                    failed.set()
+                    raise
 
-def _fetch_one(store: base.Store, entry: Entry, build: Build, worker: detached.Worker) -> None:
-    temporary = build.temporary()
-    try:
-        sha256 = copy_hashed(store, entry, temporary, worker)
-    except BaseException:
-        temporary.unlink(missing_ok=True)  # on a full disk this makes room for the answer
-        raise
-    part = Part(key=entry.key, size=entry.size, version=entry.version, sha256=sha256,
-                executable=entry.executable, moved=True)  # fmt: skip
-    build.put(temporary, part)
-    worker.add(objects_done=1)
+        readers = self._store.parallel
+        with ThreadPoolExecutor(readers, thread_name_prefix="fetch") as pool:
+            futures = [pool.submit(drain) for _ in range(readers)]
+        for future in futures:
+            future.result()
 
+    def _fetch(self, entry: Entry) -> None:
+        temporary = self._build.temporary()
+        try:
+            sha256 = self.copy_hashed(entry, temporary)
+        except BaseException:
+            temporary.unlink(missing_ok=True)  # on a full disk this makes room for the answer
+            raise
+        part = Part(
+            key=entry.key,
+            size=entry.size,
+            version=entry.version,
+            sha256=sha256,
+            executable=entry.executable,
+            moved=True,
+        )
+        self._build.put(temporary, part)
+        self._worker.add(objects_done=1)
 
-def copy_hashed(
-    store: base.Store, entry: Entry, target: Path, worker: detached.Worker
-) -> str:
-    """Write the entry's bytes to ``target``, synced, and return their SHA-256."""
-    digest = hashlib.sha256()
-    size = 0
-    with target.open("wb", buffering=0) as file:
-        for block in _readable(store.read(entry), entry):
-            if worker.stop.is_set():
-                raise Stopped
-            digest.update(block)
-            size += len(block)
-            _write(file.fileno(), block)
-            worker.add(bytes_done=len(block), moved_bytes=len(block))
-        os.fsync(file.fileno())
-    if size != entry.size:
-        raise base.SourceMoved(f"{entry.key} changed while it was read",
-                               found=f"{size} bytes, listed {entry.size}")  # fmt: skip
-    return digest.hexdigest()
+    def copy_hashed(self, entry: Entry, target: Path) -> str:
+        """Write the entry's bytes to ``target``, synced, and return their SHA-256."""
+        digest = hashlib.sha256()
+        size = 0
+        with target.open("wb", buffering=0) as file:
+            for block in _readable(self._store.read(entry), entry):
+                if self._worker.stop.is_set():
+                    raise Stopped
+                digest.update(block)
+                size += len(block)
+                _write(file.fileno(), block)
+                self._worker.add(bytes_done=len(block), moved_bytes=len(block))
+            os.fsync(file.fileno())
+        if size != entry.size:
+            raise base.SourceMoved(
+                f"{entry.key} changed while it was read",
+                found=f"{size} bytes, listed {entry.size}",
+            )
+        return digest.hexdigest()
 
 
 def _readable(blocks: Iterator[bytes], entry: Entry) -> Iterator[bytes]:

@@ -150,5 +150,3 @@ def remove_tree(top: Path) -> None:
                 Path(folder, name).chmod(OPEN_FOLDER_MODE)
     if top.exists():
         shutil.rmtree(top)
-
-

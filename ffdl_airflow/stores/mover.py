@@ -150,7 +150,7 @@ class Mover:
         if generation is None:
             return None
         wrong = generations.with_wrong_size(directory, generation.files)
-        if wrong and not self._refetch(store, selection, wrong, generation):
+        if wrong and not self._refetch(fetcher, selection, generation):
             return None
         generations.mend(self._layout, with_folders_of(generation, selection), {})
         self._worker.report(objects_done=len(selection.files), bytes_done=selection.size_bytes)
@@ -169,9 +169,7 @@ class Mover:
             if fetch.copy_hashed(store, entry, temporary, self._worker) != file.sha256:
                 (self._work / "index.json").unlink(missing_ok=True)
                 return False
-            temporary.chmod(
-                generations.PROGRAM_MODE if entry.executable else generations.FILE_MODE
-            )
+            temporary.chmod(generations.PROGRAM_MODE if entry.executable else generations.FILE_MODE)
             fresh[file.key] = temporary
         generations.mend(self._layout, generation, fresh)
         return True

@@ -126,7 +126,7 @@ def test_disk_full(root, tmp_path, finished):
 
 
 def test_without_claim_it_ends_and_takes_no_number(root, tmp_path, wait_until):
-    request = publish_request(tmp_path / "step", {f"{i}": b"x" * 1000 for i in range(2000)})
+    request = publish_request(tmp_path / "step", {f"{i}": b"x" * 1000 for i in range(500)})
     Publishing(root).ensure(request)
     [process] = publishers(root)
     process.suspend()

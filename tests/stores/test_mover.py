@@ -415,5 +415,3 @@ def test_every_leaf_of_the_errors_has_reason_fault_and_next_step():
         assert document["code"]
         assert document["fault"] in ("user", "infrastructure")
         assert document["next_step"]
-
-

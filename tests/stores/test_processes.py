@@ -97,9 +97,7 @@ def parts_of(work: detached.Work) -> dict[str, int]:
     return {name: os.stat(path).st_ino for name, path in protocol.list_files(str(build))}
 
 
-def test_a_mover_is_detached_and_has_no_secrets(
-    cache, source, ready, monkeypatch, wait_until
-):
+def test_a_mover_is_detached_and_has_no_secrets(cache, source, ready, monkeypatch, wait_until):
     secrets = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgres://u:p@h/db", "MY_PASSWORD": "x",
                "AIRFLOW_CONN_S3": "s3://x", "aws_session_token": "x", "CLIENT_SECRET": "x",
                "FFDL_PLACEMENT": "job/1"}  # fmt: skip

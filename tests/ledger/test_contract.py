@@ -1,0 +1,115 @@
+"""The ledger contract, on the fake and on SQLite; and what only SQLite can do wrong."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from ffdl_airflow.core.errors import InfrastructureError, UserError
+from ffdl_airflow.ledger import sql
+from ffdl_airflow.ledger.base import Batch, Ledger
+from ffdl_airflow.ledger.sql import SqlLedger
+from ffdl_airflow.ledger.tables import HEAD, METADATA, VERSION_TABLE
+from ffdl_airflow.testing.contracts.ledger import JOB, LedgerContract, new
+from ffdl_airflow.testing.memory_ledger import MemoryLedger
+
+
+class TestMemory(LedgerContract):
+    """The fake."""
+
+    @pytest.fixture
+    def ledger(self) -> MemoryLedger:
+        return MemoryLedger()
+
+    @pytest.fixture
+    def reopened(self, ledger: Ledger) -> Ledger:
+        return ledger
+
+
+class TestSqlite(LedgerContract):
+    """The embedded default."""
+
+    @pytest.fixture
+    def ledger(self, tmp_path: Path) -> SqlLedger:
+        return SqlLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
+
+    @pytest.fixture
+    def reopened(self, tmp_path: Path, ledger: SqlLedger) -> SqlLedger:
+        return SqlLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
+
+
+def test_the_migrations_make_the_tables_of_the_code(tmp_path: Path) -> None:
+    SqlLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'ledger.db'}")
+    made = sa.MetaData()
+    made.reflect(engine)
+    assert set(made.tables) - {VERSION_TABLE} == set(METADATA.tables)
+    for name, table in METADATA.tables.items():
+        shape = {c.name: (str(c.type), c.nullable, c.primary_key) for c in table.columns}
+        found = {c.name: (str(c.type), c.nullable, c.primary_key) for c in made.tables[name].columns}
+        assert found == shape
+    with engine.connect() as connection:
+        version = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    assert version == HEAD
+
+
+def test_two_processes_may_make_the_ledger_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys; from ffdl_airflow.ledger.sql import SqlLedger; "
+        "print(SqlLedger(sys.argv[1]).ledger_id)"
+    )
+    command = [sys.executable, "-c", code, f"sqlite:///{tmp_path / 'ledger.db'}"]
+    env = {**os.environ, "PYTHONPATH": str(Path(sql.__file__).parents[2])}
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)
+    ]
+    answers = {process.communicate(timeout=60)[0].strip() for process in started}
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert len(answers) == 1
+
+
+def test_a_ledger_of_another_host_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    SqlLedger(url)
+    monkeypatch.setattr(sql, "host_id", lambda: "8c2f0f5e")
+    monkeypatch.setattr(sql, "host_name", lambda: "worker-2")
+    with pytest.raises(UserError, match=r"worker-2.*PostgreSQL"):
+        SqlLedger(url)
+
+
+def test_a_full_database_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    ledger = SqlLedger(f"sqlite:///{path}")
+    ledger.append(Batch(stream=JOB, expected_seq=0, events=[new()]))
+    limit = os.path.getsize(path) // 4096 + 2
+
+    @sa.event.listens_for(ledger._engine, "connect")
+    def limited(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute(f"PRAGMA max_page_count={limit}")
+
+    acknowledged = 1
+    with pytest.raises(InfrastructureError, match=r"full.*make room") as caught:
+        for number in range(1, 500):
+            events = [new(step=number) for _ in range(20)]
+            ledger.append(Batch(stream=JOB, expected_seq=acknowledged, events=events))
+            acknowledged += 20
+    assert "nothing that was acknowledged is lost" in caught.value.next_step
+    assert len(SqlLedger(f"sqlite:///{path}").read(JOB)) == acknowledged
+
+
+def test_a_database_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InfrastructureError, match="ledger_url"):
+        SqlLedger(f"sqlite:///{tmp_path / 'file' / 'ledger.db'}")
+
+
+def test_something_that_is_no_database_is_an_error_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").write_text("this is text, and long enough to be no header" * 100)
+    with pytest.raises(InfrastructureError, match="not a database"):
+        SqlLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
