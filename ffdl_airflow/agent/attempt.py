@@ -211,6 +211,7 @@ class Attempt:
 
     def _exited(self, name: str, report: Dict[str, Any]) -> None:
         entry = self.record.exited(name, report)
+        self.record.see([detect.RankView(name, report["row"], 0.0)])
         self._journal.append(protocol.J_RANK_EXITED, self.number, attempt_record.public(entry))
         if self.phase == SAVING:
             if not self.record.running(self._plan.names):

@@ -260,7 +260,7 @@ def _start(work: Work, module: str, lock: int) -> None:
     threading.Thread(target=process.wait, name="reap-%d" % process.pid, daemon=True).start()
 
 
-class AlreadyRunning(Exception):  # noqa: N818 - a state, told to whoever started it by hand
+class AlreadyRunning(Exception):
     """Another process holds the lock of this work."""
 
 
@@ -268,8 +268,8 @@ class Worker:
     """The process's own side: holds the lock, reports progress, stops when nobody waits.
 
     Use as a context manager around the work. ``stop`` is set when the work is to end: on SIGTERM
-    and when nobody waits for an answer any more. Work that does not heed it is ended hard after STOP_GRACE_S,
-    so all that it writes must be safe against an end at any point.
+    and when nobody waits for an answer any more. Work that does not heed it is ended hard after
+    STOP_GRACE_S, so all that it writes must be safe against an end at any point.
     """
 
     def __init__(self, directory: str) -> None:
@@ -286,7 +286,7 @@ class Worker:
         self._lock = -1
         self._old_handler = signal.SIG_DFL  # type: Any
 
-    def __enter__(self) -> "Worker":
+    def __enter__(self) -> "Worker":  # noqa: PYI034 - typing.Self is newer than Python 3.8
         self._lock = self._adopt_lock()
         self._old_handler = signal.signal(signal.SIGTERM, self._on_signal)
         self._write_progress()
@@ -335,7 +335,7 @@ class Worker:
             raise AlreadyRunning("another process does this work: %s" % self.work.directory)
         return lock
 
-    def _on_signal(self, number: int, frame: Optional[FrameType]) -> None:
+    def _on_signal(self, _number: int, _frame: Optional[FrameType]) -> None:
         self.stop.set()
 
     def _tick(self) -> None:

@@ -113,8 +113,8 @@ def _end_leftovers(entry: Dict[str, Any]) -> str:
         found = processes.carrying(placement, replica)
         if not found:
             break
-        killed |= found
-        for pid in found:
+        for pid in (member.pid for member in found):
+            killed.add(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)

@@ -143,6 +143,19 @@ def reap(ended: Callable[[Exit], Any]) -> None:
         )
 
 
+def childless() -> bool:
+    """Whether this process has no child at all, zombies counted.
+
+    The kernel's own word: orphans are given to us, so without a child there is no descendant,
+    however fast they fork.
+    """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9; the number where it has no name."""
     try:

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
-Callback = Callable[[], None]
+Callback = Callable[[], object]
 
 
 class Timer:

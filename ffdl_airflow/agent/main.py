@@ -135,10 +135,10 @@ def _end_at_once(plan: Plan, replica: ReplicaPlan) -> None:
     """Kill everything of this replica, without the loop."""
     deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
-        found = processes.descendants(os.getpid())
-        found |= processes.carrying(plan.placement_id, replica.name)
-        if not found:
+        found = processes.family(os.getpid())
+        found += processes.carrying(plan.placement_id, replica.name)
+        launcher.reap(lambda _exit: None)
+        if not found and launcher.childless():
             return
         ending.kill(found)
-        launcher.reap(lambda _exit: None)
         time.sleep(0.02)

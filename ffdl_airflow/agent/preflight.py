@@ -94,5 +94,5 @@ def _leftovers(plan: Plan, replica: ReplicaPlan) -> Optional[Fault]:
     found = processes.carrying(plan.placement_id, replica.name)
     if not found:
         return None
-    listed = ", ".join(str(pid) for pid in sorted(found)[:5])
+    listed = ", ".join(str(member.pid) for member in found[:5])
     return Fault("leftover", "processes of an earlier attempt are still there: %s" % listed)

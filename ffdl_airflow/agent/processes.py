@@ -49,43 +49,48 @@ def pids() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    found = stat(pid)
-    return found is not None and found.state not in "ZX"
+def family(ancestor: int) -> List[Stat]:
+    """Everything below ``ancestor`` now, zombies included.
 
-
-def descendants(ancestor: int) -> Set[int]:
-    """Running processes below ``ancestor``, zombies left out but looked through."""
-    children: Dict[int, List[Stat]] = {}
-    for pid in pids():
-        found = stat(pid)
-        if found is not None:
-            children.setdefault(found.parent, []).append(found)
-    below: Set[int] = set()
-    queue = [ancestor]
-    while queue:
-        for child in children.get(queue.pop(), []):
-            queue.append(child.pid)
-            if child.state not in "ZX":
-                below.add(child.pid)
-    return below
-
-
-def family(ancestor: int) -> Set[int]:
-    """The same as `descendants` without a walk through all of ``/proc``, for frequent looks.
-
-    May miss a process that is born or adopted just then; whoever must be sure asks `descendants`.
+    A snapshot that may miss a process born or adopted just then: see `launcher.childless`.
     """
     if not os.path.exists("/proc/self/task/%d/children" % os.getpid()):
-        return descendants(ancestor)
-    below: Set[int] = set()
+        return _family_by_parents(ancestor)
+    below: Dict[int, Stat] = {}
     queue = [ancestor]
     while queue:
-        for child in _children(queue.pop()) - below:
-            queue.append(child)
-            below.add(child)
-    return {pid for pid in below if alive(pid)}
+        for child in _children(queue.pop()):
+            found = None if child in below else stat(child)
+            if found is not None:
+                queue.append(child)
+                below[child] = found
+    return list(below.values())
+
+
+def running(members: Iterable[Stat]) -> List[Stat]:
+    """Those that are no zombies."""
+    return [member for member in members if member.state not in "ZX"]
+
+
+def carrying(placement_id: str, replica: Optional[str]) -> List[Stat]:
+    """Running processes whose environment names the placement and the replica.
+
+    With ``replica`` None: those that name the placement and no replica, which are its agents.
+    Only the environment at exec counts, so a process cannot leave the set by changing it.
+    """
+    placement = ("%s=%s" % (protocol.ENV_PLACEMENT, placement_id)).encode()
+    prefix = (protocol.ENV_REPLICA + "=").encode()
+    found = []
+    for pid in pids():
+        raw = _read("/proc/%d/environ" % pid)
+        if placement not in raw:
+            continue
+        entries = raw.split(b"\0")
+        named = [entry[len(prefix) :].decode() for entry in entries if entry.startswith(prefix)]
+        of = named[0] if named else None
+        if placement in entries and of == replica:
+            found.append(stat(pid))
+    return running(member for member in found if member is not None)
 
 
 def _children(pid: int) -> Set[int]:
@@ -101,35 +106,18 @@ def _children(pid: int) -> Set[int]:
     return found
 
 
-def carrying(placement_id: str, replica: Optional[str]) -> Set[int]:
-    """Running processes whose environment names the placement and the replica.
-
-    With ``replica`` None: those that name the placement and no replica, which are its agents.
-    Only the environment at exec counts, so a process cannot leave the set by changing it.
-    """
-    placement = ("%s=%s" % (protocol.ENV_PLACEMENT, placement_id)).encode()
-    prefix = (protocol.ENV_REPLICA + "=").encode()
-    found = set()
-    for pid in pids():
-        raw = _read("/proc/%d/environ" % pid)
-        if placement not in raw:
-            continue
-        entries = raw.split(b"\0")
-        named = [entry[len(prefix) :].decode() for entry in entries if entry.startswith(prefix)]
-        of = named[0] if named else None
-        if placement in entries and of == replica and alive(pid):
-            found.add(pid)
-    return found
-
-
-def groups_of(members: Iterable[int]) -> Set[int]:
-    """Process groups of ``members`` that lie in sessions other than this process's own.
-
-    A signal to a group also reaches a child that is being forked at that moment.
-    """
-    mine = os.getsid(0)
-    found = (stat(pid) for pid in members)
-    return {entry.group for entry in found if entry and entry.session not in (0, mine)}
+def _family_by_parents(ancestor: int) -> List[Stat]:
+    """The same on a kernel that does not list children: a walk through all of ``/proc``."""
+    children: Dict[int, List[Stat]] = {}
+    for found in filter(None, map(stat, pids())):
+        children.setdefault(found.parent, []).append(found)
+    below: List[Stat] = []
+    queue = [ancestor]
+    while queue:
+        born = children.get(queue.pop(), [])
+        below += born
+        queue += [child.pid for child in born]
+    return below
 
 
 def catches(pid: int, signal_number: int) -> bool:

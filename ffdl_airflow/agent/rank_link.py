@@ -24,7 +24,7 @@ class Rank:
         self._received = bytearray()
         self._unsent = bytearray()
         self.rank: Optional[int] = None
-        link.loop.watch(peer.fileno(), read=self._readable)
+        link.loop.watch(peer.fileno(), read=self.read)
 
     def send(self, message: Dict[str, Any]) -> None:
         """Send a message; a peer that reads nothing for a megabyte is hung up on."""
@@ -51,13 +51,14 @@ class Rank:
             return
         del self._unsent[:sent]
         write = self._writable if self._unsent else None
-        self._link.loop.watch(self._socket.fileno(), read=self._readable, write=write)
+        self._link.loop.watch(self._socket.fileno(), read=self.read, write=write)
 
-    def _readable(self) -> None:
+    def read(self) -> bool:
+        """Take in what has come, its end as well. Returns whether there may be more."""
         try:
             data = self._socket.recv(65536)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         self._received += data
@@ -67,6 +68,7 @@ class Rank:
             self._message(line)
         if not data or len(rest) > MAX_LINE_BYTES:
             self.close()
+        return self in self._link.ranks
 
     def _message(self, line: bytes) -> None:
         try:
@@ -118,6 +120,14 @@ class RankLink:
             rank.send(self.save_wish)
         return len(connected)
 
+    def drain(self) -> None:
+        """Take in what lies in the sockets: the last words of a process that has just ended."""
+        while self._accept():
+            pass
+        for rank in list(self.ranks):
+            while rank.read():
+                pass
+
     def close(self) -> None:
         """Stop listening and remove the socket's name."""
         self.loop.unwatch(self._listener.fileno())
@@ -126,10 +136,11 @@ class RankLink:
             rank.close()
         server.remove_socket(self._path)
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
         try:
             peer, _ = self._listener.accept()
         except OSError:
-            return
+            return False
         peer.setblocking(False)
         self.ranks.append(Rank(self, peer))
+        return True

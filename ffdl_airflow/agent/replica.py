@@ -8,7 +8,7 @@ import math
 import os
 import re
 import signal
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional
 
 from . import ending, fence, launcher, preflight, processes, protocol
 from .launcher import Exit, GoOrder
@@ -137,6 +137,7 @@ class Replica:
         record = self._by_pid.pop(found.pid, None)
         if record is None:
             return
+        self._link.drain()
         record.exit = found
         report = dict(record.ended(), what="exited", attempt=self._attempt, row=record.row())
         if found.code != 0:
@@ -147,7 +148,8 @@ class Replica:
         if order.get("attempt") != self._attempt:
             return
         told = self._link.ask_save(str(order["why"]))
-        catching = {pid for pid in self._family() if processes.catches(pid, signal.SIGUSR1)}
+        family = [member.pid for member in processes.family(os.getpid())]
+        catching = [pid for pid in family if processes.catches(pid, signal.SIGUSR1)]
         ending.send(catching, signal.SIGUSR1)
         told += len(catching)
         self.report({"what": "save-asked", "attempt": self._attempt, "told": told})
@@ -160,7 +162,6 @@ class Replica:
 
         def done(left: List[int]) -> None:
             self._ender = None
-            launcher.reap(self._ended)
             self._link.begin(-1)
             self._write_result(attempt)
             used = sum(os.times()[:2])
@@ -170,12 +171,13 @@ class Replica:
 
         self._ender = ending.Ender(self._loop, find=self._find, term_s=term_s, done=done)
 
-    def _find(self) -> Set[int]:
-        below = processes.family(os.getpid()) or processes.descendants(os.getpid())
-        return below or processes.carrying(self._plan.placement_id, self._replica.name)
-
-    def _family(self) -> Set[int]:
-        return processes.descendants(os.getpid())
+    def _find(self) -> ending.Found:
+        below = processes.family(os.getpid())
+        launcher.reap(self._ended)
+        if processes.running(below) or not launcher.childless():
+            return ending.Found(below, again=True)
+        carrying = processes.carrying(self._plan.placement_id, self._replica.name)
+        return ending.Found(carrying, again=False)
 
     def _write_result(self, attempt: int) -> None:
         document = {

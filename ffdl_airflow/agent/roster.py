@@ -148,7 +148,7 @@ class Roster:
                 self._lose(seat, "was silent for %.1f s" % quiet)
 
     def _deliver(self, seat: Seat, report: Command) -> None:
-        row = report.pop("row", None)
+        row = report.get("row")
         if row is not None:
             seat.rows = [old for old in seat.rows if old.get("rank") != row["rank"]] + [row]
             seat.rows_at = self._loop.now()

@@ -35,7 +35,7 @@ class ProcessSampler:
         """Read the figures; 100 % is one core."""
         now = time.monotonic()
         if self._family_at is None or now - self._family_at > FAMILY_S:
-            self._family = processes.family(self._pid)
+            self._family = {member.pid for member in processes.family(self._pid)}
             self._family_at = now
         found = [stat for stat in map(processes.stat, self._family | {self._pid}) if stat]
         used = {stat.pid: stat.cpu_s for stat in found}

@@ -14,8 +14,6 @@ from . import protocol, wire
 from .log import log_fault
 from .loop import Callback, Loop
 
-Handler = Callable[[wire.Request, "Connection"], None]
-
 
 class Connection:
     """One caller. A handler answers by :meth:`respond`, now or later, once for each request."""
@@ -96,6 +94,9 @@ class Connection:
         del self._unsent[:sent]
         write: Optional[Callback] = self._writable if self._unsent else None
         self._server.loop.watch(self._socket.fileno(), read=self._readable, write=write)
+
+
+Handler = Callable[[wire.Request, Connection], None]
 
 
 class Server:

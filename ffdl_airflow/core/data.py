@@ -122,7 +122,7 @@ class Entry:
     executable: bool = False
 
 
-class KeyRefused(ValueError):  # noqa: N818 - says what happened to the key
+class KeyRefused(ValueError):
     """The data set cannot be copied because of ``key``. ``code`` says why, for programs."""
 
     def __init__(self, code: str, key: str, why: str) -> None:

@@ -97,12 +97,12 @@ class ModelLineage(Spec):
     job: str
     attempts: Annotated[int, Field(ge=1)]
     checkpoint: CheckpointRef
-    data: dict[str, str] = {}
+    data: dict[str, str] = Field(default_factory=dict)
     code: CodeRef | None = None
     image: str | None = None
     metadata: ModelMetadata
-    metrics: dict[str, Metric] = {}
-    slo: dict[str, Any] = {}
+    metrics: dict[str, Metric] = Field(default_factory=dict)
+    slo: dict[str, Any] = Field(default_factory=dict)
     owner: str | None = None
     createdBy: str | None = None
     createdAt: str

@@ -3,7 +3,7 @@
 The transport is the engine's: a Unix socket locally, the API server's pod proxy on Kubernetes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -16,9 +16,14 @@ _CALL_S = 5.0
 
 
 class HttpAgentClient:
-    """See :class:`ffdl_airflow.engines.base.AgentClient`."""
+    """See :class:`ffdl_airflow.engines.base.AgentClient`.
 
-    def __init__(self, transport: httpx.BaseTransport, token: str) -> None:
+    ``reachable`` is asked before each call, where the engine can tell without a connection.
+    """
+
+    def __init__(self, transport: httpx.BaseTransport, token: str, *,
+                 reachable: Callable[[], bool] = lambda: True) -> None:  # fmt: skip
+        self._reachable = reachable
         self._client = httpx.Client(
             transport=transport, base_url="http://agent", timeout=_CALL_S,
             headers={protocol.TOKEN_HEADER: token},
@@ -47,6 +52,8 @@ class HttpAgentClient:
         self._call("POST", protocol.PATH_RENEW, json={"hold_s": hold_s})
 
     def _call(self, method: str, path: str, **options: Any) -> Mapping[str, Any]:
+        if not self._reachable():
+            raise AgentAway(f"{method} {path}: nobody there")
         try:
             response = self._client.request(method, path, **options)
             document = response.json()

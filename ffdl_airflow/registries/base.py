@@ -38,19 +38,19 @@ class RegistryError(FfdlError):
         super().__init__(cause, next_step=next_step)
 
 
-class PublishRefused(RegistryError, UserError):  # noqa: N818 - what happened
+class PublishRefused(RegistryError, UserError):
     """What was asked for cannot be published."""
 
     default_next_step = "correct spec.model and register again; the checkpoint stays"
 
 
-class ModelNotFound(RegistryError, NotFoundError):  # noqa: N818 - what happened
+class ModelNotFound(RegistryError, NotFoundError):
     """No such model or version."""
 
     default_next_step = "`ffdl registry list` shows what is there"
 
 
-class RegistryUnusable(RegistryError, InfrastructureError):  # noqa: N818 - what happened
+class RegistryUnusable(RegistryError, InfrastructureError):
     """The registry or the checkpoint failed."""
 
 

@@ -1,9 +1,9 @@
 """The registry that is a folder: ``<model_root>/<name>/<version>/{files…, MODEL.json}``.
 
-``AUDIT.jsonl`` beside ``MODEL.json`` has the approvals. A version is built beside its place and comes by one rename; then it is read-only, but for the audit
-trail, which only grows. No path in a version is needed to use it, so a model root can be copied
-anywhere. ``<name>/.lock`` is held while a number is taken, ``<name>/.tmp/<identity>/`` has what is
-being made.
+A version is built beside its place and comes by one rename; then it is read-only, but for
+``AUDIT.jsonl``, which has the approvals and only grows. No path in a version is needed to use it,
+so a model root can be copied anywhere. ``<name>/.lock`` is held while a number is taken,
+``<name>/.tmp/<identity>/`` has what is being made.
 """
 
 import difflib
@@ -44,7 +44,7 @@ _RESERVED = (MODEL_FILE, AUDIT_FILE)
 _VERSION = re.compile(r"[1-9][0-9]*")
 
 
-class PublishStopped(Exception):  # noqa: N818 - a state: nobody wants the version any more
+class PublishStopped(Exception):
     """The worker was told to stop before the version was there."""
 
 
@@ -60,6 +60,7 @@ class DirectoryRegistry:
         self._worker = worker
 
     def find(self, identity: ModelIdentity) -> ModelVersion | None:
+        """Look through the versions of the name, newest first."""
         _require_name(identity.name)
         for number in reversed(self._numbers(identity.name)):
             found = self._read(identity.name, number)
@@ -68,6 +69,7 @@ class DirectoryRegistry:
         return None
 
     def publish(self, request: PublishRequest) -> ModelVersion:
+        """Copy, check and number the files; waits for another that publishes the same."""
         identity = ModelIdentity(
             name=request.name, job=request.job, checkpointSha256=request.checkpoint.sha256
         )
@@ -87,6 +89,7 @@ class DirectoryRegistry:
         return found
 
     def get(self, name: str, version: int | None = None) -> ModelVersion:
+        """Read a version; raises RegistryUnusable where its document is damaged."""
         _require_name(name)
         numbers = self._numbers(name)
         if not numbers or (version is not None and version not in numbers):
@@ -102,11 +105,13 @@ class DirectoryRegistry:
         return found
 
     def list(self, name: str | None = None) -> Sequence[ModelVersion]:
+        """Read all versions; one with a damaged document is passed over."""
         names = self._names() if name is None else [name]
         found = (self._read(each, number) for each in names for number in self._numbers(each))
         return [version for version in found if version is not None]
 
     def append_audit(self, name: str, version: int, entry: AuditEntry) -> ModelVersion:
+        """Add a synced line to the version's trail."""
         self.get(name, version)
         line = json.dumps({"v": 1, **entry.model_dump()}, sort_keys=True).encode() + b"\n"
         path = self.path(name, version) / AUDIT_FILE
@@ -149,11 +154,10 @@ class DirectoryRegistry:
         return sorted(path.name for path in self.root.iterdir() if is_model_name(path.name))
 
     def _numbers(self, name: str) -> Sequence[int]:
-        try:
-            names = os.listdir(self.root / name) if is_model_name(name) else []
-        except (FileNotFoundError, NotADirectoryError):
+        folder = self.root / name
+        if not is_model_name(name) or not folder.is_dir():
             return []
-        return sorted(int(each) for each in names if _VERSION.fullmatch(each))
+        return sorted(int(path.name) for path in folder.iterdir() if _VERSION.fullmatch(path.name))
 
     def _read(self, name: str, number: int) -> ModelVersion | None:
         folder = self.path(name, number)

@@ -53,7 +53,7 @@ class NoAdapterError(SourceError):
     """No code here reads that kind of store."""
 
 
-class SourceMoved(StoreError, InfrastructureError):  # noqa: N818 - what happened
+class SourceMoved(StoreError, InfrastructureError):
     """The source changed between its listing and its reading."""
 
     default_next_step = "wait until nothing writes to the source any more and try again"

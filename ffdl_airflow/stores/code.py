@@ -47,12 +47,15 @@ class CodeStore:
         self.parallel = files.parallel
 
     def list(self) -> Iterator[Entry]:
+        """The files that are code."""
         return self._files.list()
 
     def read(self, entry: Entry) -> Iterator[bytes]:
+        """The blocks of a file."""
         return self._files.read(entry)
 
     def describe(self) -> str:
+        """``code, folder /data/project``."""
         return f"code, {self._files.describe()}"
 
     def facts(self) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ SPARE_PERCENT = 5
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Stopped(Exception):  # noqa: N818 - a state: nobody wants the work any more
+class Stopped(Exception):
     """The mover is to end; its parts stay."""
 
 
@@ -152,6 +152,11 @@ class Build:
     def size_bytes(self) -> int:
         """Bytes that are complete."""
         return sum(part.size for part in self.parts.values())
+
+    def discard(self) -> None:
+        """What was being made is not needed."""
+        generations.remove_tree(self.root)
+        self.close()
 
     def close(self) -> None:
         """The build was published: forget its parts."""

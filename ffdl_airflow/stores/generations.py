@@ -6,8 +6,9 @@ Whoever changes what is under ``<store>/`` holds ``<store>/lock`` for that short
 
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
@@ -100,7 +101,6 @@ def mend(layout: StoreLayout, generation: Generation, replacements: Mapping[str,
 
 
 def _mend(target: Path, generation: Generation, replacements: Mapping[str, Path]) -> None:
-    target.chmod(FOLDER_MODE)  # a crash may have left it open
     data = target / DATA
     for file in with_wrong_size(target, generation.files):
         if file.key in replacements:
@@ -113,6 +113,18 @@ def _mend(target: Path, generation: Generation, replacements: Mapping[str, Path]
     for file in generation.files:
         if file.executable and not os.access(data / file.key, os.X_OK):
             (data / file.key).chmod(PROGRAM_MODE)
+    _reclose(target, generation)
+
+
+def _reclose(target: Path, generation: Generation) -> None:
+    """A crash in the middle of mending leaves folders open."""
+    keys = [file.key for file in generation.files] + [
+        f"{name}/." for name in generation.directories
+    ]
+    folders = {parent for key in keys for parent in PurePosixPath(DATA, key).parents}
+    for folder in folders:
+        if stat.S_IMODE((target / folder).stat().st_mode) != FOLDER_MODE:
+            (target / folder).chmod(FOLDER_MODE)
 
 
 class _Opened:

@@ -33,23 +33,29 @@ class StoreLayout:
 
     @property
     def lock(self) -> Path:
+        """Held while something under the store is changed."""
         return self.root / "lock"
 
     def generation(self, generation: str) -> Path:
+        """Folder of a generation, which need not be there."""
         if not _GENERATION.fullmatch(generation):
             raise ValueError(f"a generation's id is 16 hex digits, not {generation!r}")
         return self.root / generation
 
     def data(self, generation: str) -> Path:
+        """Its files."""
         return self.generation(generation) / DATA
 
     def manifest(self, generation: str) -> Path:
+        """Its ``GENERATION.json``."""
         return self.generation(generation) / GENERATION_FILE
 
     def claims(self, generation: str) -> Path:
+        """Folder with one file for each job that reads it."""
         return self.root / "claims" / self.generation(generation).name
 
     def work(self, source: Mapping[str, Any]) -> Path:
+        """Folder of the mover's work for this source."""
         return self.root / "tmp" / source_hash(source)
 
     def generations(self) -> list[str]:

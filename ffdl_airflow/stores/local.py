@@ -190,15 +190,19 @@ class FileStore:
         self._path = path
 
     def list(self) -> Iterator[Entry]:
+        """The one file."""
         yield entry_of(self._path.name, settled(self._path))
 
     def read(self, entry: Entry) -> Iterator[bytes]:
+        """Its blocks."""
         return read_file(self._path, entry)
 
     def describe(self) -> str:
+        """``file /data/a.rec``."""
         return f"file {self._path}"
 
     def facts(self) -> Mapping[str, Any]:
+        """Nothing."""
         return {}
 
 
@@ -213,6 +217,7 @@ class FolderStore:
         self._allow_empty = allow_empty
 
     def list(self) -> Iterator[Entry]:
+        """All files, sorted within each folder, and the folders that are empty."""
         count = 0
         try:
             top = self._path.stat()
@@ -231,7 +236,7 @@ class FolderStore:
     def _walk(self, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
         folder = self._path / prefix
         try:
-            names = sorted(os.listdir(folder))
+            names = sorted(path.name for path in folder.iterdir())
         except PermissionError as error:
             raise unreadable(folder, error) from error
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -265,12 +270,15 @@ class FolderStore:
         yield from self._walk(key + "/", (*above, place))
 
     def read(self, entry: Entry) -> Iterator[bytes]:
+        """The blocks of a file."""
         return read_file(self._path / entry.key, entry)
 
     def describe(self) -> str:
+        """``folder /data/train``."""
         return f"folder {self._path}"
 
     def facts(self) -> Mapping[str, Any]:
+        """Nothing."""
         return {}
 
 

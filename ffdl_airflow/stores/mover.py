@@ -79,13 +79,14 @@ class Mover:
                     drop_claim(self._layout, answer["generation"], job)
 
     def _move(self) -> dict[str, Any]:
-        store = open_store(self._source)
+        self._store = store = open_store(self._source)
+        self._fetcher = fetch.Fetcher(store, self._build, self._worker)
         moved: base.SourceMoved | None = None
         for _ in range(ROUNDS):
             try:
                 self._jobs = self._worker.work.waiting()
-                selection = self._list(store)
-                generation = self._warm(store, selection) or self._cold(store, selection)
+                selection = self._list()
+                generation = self._warm(selection) or self._cold(selection)
             except base.SourceMoved as error:
                 moved = error
                 continue
@@ -101,27 +102,27 @@ class Mover:
             found=moved.cause if moved else "",
         )
 
-    def _list(self, store: base.Store) -> Selection:
+    def _list(self) -> Selection:
         self._worker.report(phase="listing")
-        selection = self._select(store)
+        selection = self._select()
         self._worker.report(
             objects_total=len(selection.files), bytes_total=selection.size_bytes,
             objects_done=0, bytes_done=0, moved_bytes=0,
         )  # fmt: skip
         return selection
 
-    def _select(self, store: base.Store) -> Selection:
+    def _select(self) -> Selection:
         try:
-            return select(self._stoppable(store.list()))
+            return select(self._stoppable(self._store.list()))
         except KeyRefused as error:
             raise base.SourceError(
-                f"{store.describe()} cannot be copied: {error}", code=error.code,
+                f"{self._store.describe()} cannot be copied: {error}", code=error.code,
                 found=error.why, allowed="keys that can be names of files below one folder",
                 next_step="rename the object, or leave it out of the data set",
             ) from error  # fmt: skip
         except OSError as error:
             raise base.CacheError(
-                f"{store.describe()} could not be listed: {error}", code=base.READ_FAILED,
+                f"{self._store.describe()} could not be listed: {error}", code=base.READ_FAILED,
                 found=str(error.strerror), allowed="a source that answers",
             ) from error  # fmt: skip
 
@@ -139,26 +140,28 @@ class Mover:
                  for key, (size, version, sha256) in document["files"].items()}  # fmt: skip
         return document["generation"], files
 
-    def _warm(self, store: base.Store, selection: Selection) -> Generation | None:
+    def _warm(self, selection: Selection) -> Generation | None:
         """The generation that is there already, when nothing changed; None otherwise."""
         index = self._index()
         if index is None or not is_same(index[1], selection):
             return None
         self._worker.report(phase="checking")
-        directory = self._layout.generation(index[0])
-        generation = generations.load(directory)
+        generation = generations.load(self._layout.generation(index[0]))
         if generation is None:
             return None
-        wrong = generations.with_wrong_size(directory, generation.files)
-        if wrong and not self._refetch(fetcher, selection, generation):
+        if not self._refetch_broken(generation, selection):
             return None
         generations.mend(self._layout, with_folders_of(generation, selection), {})
+        self._build.discard()
         self._worker.report(objects_done=len(selection.files), bytes_done=selection.size_bytes)
         return generation
 
-    def _refetch(self, store: base.Store, selection: Selection, wrong: list[Any],
-                 generation: Generation) -> bool:  # fmt: skip
-        """Mend a damaged generation from its source; False where the source has other bytes."""
+    def _refetch_broken(self, generation: Generation, selection: Selection) -> bool:
+        """Mend what has a wrong size from the source; False where that has other bytes now."""
+        directory = self._layout.generation(generation.id)
+        wrong = generations.with_wrong_size(directory, generation.files)
+        if not wrong:
+            return True
         self._worker.report(phase="fetching")
         self._build.open()
         fetch.require_space((selection.files[f.key] for f in wrong), fetch.space_at(self._work))
@@ -166,7 +169,7 @@ class Mover:
         for file in wrong:
             temporary = self._build.temporary()
             entry = selection.files[file.key]
-            if fetch.copy_hashed(store, entry, temporary, self._worker) != file.sha256:
+            if self._fetcher.copy_hashed(entry, temporary) != file.sha256:
                 (self._work / "index.json").unlink(missing_ok=True)
                 return False
             temporary.chmod(generations.PROGRAM_MODE if entry.executable else generations.FILE_MODE)
@@ -174,7 +177,7 @@ class Mover:
         generations.mend(self._layout, generation, fresh)
         return True
 
-    def _cold(self, store: base.Store, selection: Selection) -> Generation:
+    def _cold(self, selection: Selection) -> Generation:
         self._worker.report(phase="fetching")
         build, entries = self._build, selection.files
         build.open()
@@ -187,18 +190,18 @@ class Mover:
                             moved_bytes=build.moved_bytes)  # fmt: skip
         needed = [entry for key, entry in entries.items() if key not in build.parts]
         fetch.require_space(needed, fetch.space_at(self._work))
-        fetch.fetch_all(store, needed, build, self._worker)
+        self._fetcher.fetch_all(needed)
         self._jobs = self._worker.work.waiting()  # before the last look: it is true for all these
-        self._require_unmoved(store, selection)
-        return self._publish(store, selection)
+        self._require_unmoved(selection)
+        return self._publish(selection)
 
-    def _require_unmoved(self, store: base.Store, selection: Selection) -> None:
+    def _require_unmoved(self, selection: Selection) -> None:
         self._worker.report(phase="checking")
-        again = self._select(store)
+        again = self._select()
         if (again.files, again.directories) != (selection.files, selection.directories):
-            raise base.SourceMoved(f"{store.describe()} changed while it was fetched")
+            raise base.SourceMoved(f"{self._store.describe()} changed while it was fetched")
 
-    def _publish(self, store: base.Store, selection: Selection) -> Generation:
+    def _publish(self, selection: Selection) -> Generation:
         self._worker.report(phase="publishing")
         self._build.require_exactly(selection.files)
         files = self._build.files()
@@ -206,7 +209,7 @@ class Mover:
             id=generation_id(files),
             files=tuple(files),
             directories=tuple(sorted(selection.directories)),
-            source=store.describe(),
+            source=self._store.describe(),
             warnings=selection.warnings,
             createdAt=protocol.now_iso(),
         )

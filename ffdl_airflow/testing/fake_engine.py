@@ -15,7 +15,14 @@ from ffdl_airflow.core.events import iso
 from ffdl_airflow.core.observation import Inventory, Observation, Presence, SlotUse, facts_from
 from ffdl_airflow.core.plan import GangPlan
 from ffdl_airflow.engines.base import (
-    AgentAway, AgentRefused, Ending, EndRequest, Evidence, Granted, Over, Waiting,
+    AgentAway,
+    AgentRefused,
+    Ending,
+    EndRequest,
+    Evidence,
+    Granted,
+    Over,
+    Waiting,
 )  # fmt: skip
 from ffdl_airflow.testing.builders import T0
 

@@ -121,7 +121,7 @@ class Placement:
         log = self.dir / "agents" / name / protocol.AGENT_LOG
         with log.open("ab") as file:
             return subprocess.Popen(
-                [self.python, "-E", str(self.bundle), str(self.dir), name],
+                [self.python, "-S", "-E", str(self.bundle), str(self.dir), name],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
                 env=env, **options,
             )  # fmt: skip
@@ -199,7 +199,7 @@ class Placement:
         """Processes of user commands of this placement."""
         found: set[int] = set()
         for name in self.names:
-            found |= processes.carrying(self.id, name)
+            found |= {member.pid for member in processes.carrying(self.id, name)}
         return found
 
     def rank_log(self, rank: int = 0, attempt: int = 1) -> str:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from ffdl_airflow.agent.bundle import build_zipapp
 from tests.agent.test_checkpoints import SAVES, steps_of
 
+ROOT = Path(__file__).parent.parent.parent
+
 
 def python38() -> str | None:
     """A Python 3.8 that can be run, on PATH or where pyenv puts them."""
-    pyenv = os.path.expanduser("~/.pyenv/versions/3.8*/bin/python")
-    for candidate in [shutil.which("python3.8"), *sorted(glob.glob(pyenv))]:
+    pyenv = sorted(Path.home().glob(".pyenv/versions/3.8*/bin/python"))
+    for candidate in [shutil.which("python3.8"), *map(str, pyenv)]:
         if candidate:
             check = [candidate, "-c", "import sys; print(sys.version_info[:2] == (3, 8))"]
             done = subprocess.run(check, capture_output=True, text=True, check=False)
@@ -51,7 +53,7 @@ def test_the_same_sources_give_the_same_bytes(tmp_path):
     first, second = tmp_path / "a.pyz", tmp_path / "b.pyz"
     build_zipapp(str(first))
     code = f"from ffdl_airflow.agent.bundle import build_zipapp; build_zipapp({str(second)!r})"
-    env = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.getcwd()}
+    env = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-X", "utf8", "-c", code], env=env, check=True)
     assert first.read_bytes() == second.read_bytes()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -273,4 +272,4 @@ def test_the_status_document_shows_steps_metrics_and_the_checkpoint(make_placeme
     json.dumps(document)
     placement.stop(then="leave")
     assert placement.ended()["last_step"] == 12
-    assert os.listdir(placement.checkpoints / "tmp") == []
+    assert list((placement.checkpoints / "tmp").iterdir()) == []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import textwrap
 import time
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
-from ffdl_airflow.agent import protocol
+from ffdl_airflow.agent import processes, protocol
 from tests.conftest import wait_for
 
 WAITS = "import time; print('up', flush=True); time.sleep(600)"
@@ -73,8 +74,6 @@ def test_a_failure_is_over_within_a_second_or_so(make_placement):
 
 
 def seconds(iso: str) -> float:
-    from datetime import datetime
-
     return datetime.fromisoformat(iso.replace("Z", "+00:00")).timestamp()
 
 
@@ -96,7 +95,7 @@ sys.exit("connection closed by peer")
     body = placement.ended()
     assert (body["cause"]["rank"], body["cause"]["exit"]) == (1, 7)
     assert {rank["exit"] for rank in body["ranks"]} == {1, 7}
-    os.unlink(placement.sockets / "dead")
+    (placement.sockets / "dead").unlink()
 
 
 HIDING = {
@@ -120,7 +119,8 @@ HIDING = {
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             open(MARK + str(os.getpid()), "w").close()
-            while True:
+            end = time.monotonic() + 20  # whatever becomes of the test
+            while time.monotonic() < end:
                 if os.fork():
                     os._exit(0)
                 time.sleep(0.002)
@@ -156,25 +156,21 @@ def test_nothing_hides_from_the_end(make_placement, how, end):
     assert not [pid for pid in pids if is_running(pid)]
     if how == "forks for ever":
         command = f"{placement.root}/trainer.py".encode()
-        assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and runs(pid, command)]
+        assert not [pid for pid in processes.pids() if command in content(f"/proc/{pid}/cmdline")]
     for path in placement.sockets.glob("pid-*"):
         path.unlink()
 
 
 def is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
+    found = processes.stat(pid)
+    return found is not None and found.state not in "ZX"
 
 
-def runs(pid: str, word: bytes) -> bool:
+def content(path: str) -> bytes:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return word in file.read()
+        return Path(path).read_bytes()
     except OSError:
-        return False
+        return b""
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -307,9 +303,7 @@ def test_an_evaluators_grace_ends(make_placement):
 
 
 def test_exit_0_of_an_undecided_replica_is_no_end(make_placement):
-    trainer = (
-        "import os, time; time.sleep(600 if os.environ['FFDL_REPLICA'] == 'worker-0' else 0)"
-    )
+    trainer = "import os, time; time.sleep(600 if os.environ['FFDL_REPLICA'] == 'worker-0' else 0)"
     placement = make_placement(trainer, replicas=2, deciding=["worker-0"]).up()
     placement.go()
     placement.wait_journal("RankExited")

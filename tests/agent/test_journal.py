@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 from ffdl_airflow.agent import protocol
 from ffdl_airflow.agent.journal import Journal
@@ -79,19 +80,18 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
 sys.exit(5)
 """
-    mark = str(small_disk.parent / "go-on")
+    mark = small_disk.parent / "go-on"
     placement = make_placement(
-        trainer, args=(mark,), journal=str(small_disk / "journal" / "1.jsonl")
+        trainer, args=(str(mark),), journal=str(small_disk / "journal" / "1.jsonl")
     ).up()
     placement.go()
     placement.wait_state(protocol.RUNNING)
     fill(small_disk)
-    with open(placement.plan["journal"], "rb") as file:
-        room = -len(file.read()) % os.sysconf("SC_PAGE_SIZE")
+    room = -len(Path(placement.plan["journal"]).read_bytes()) % os.sysconf("SC_PAGE_SIZE")
     why = {"why": "x" * min(room, 3000)}
     while not placement.status()["warnings"]:
         assert placement.request("POST", protocol.PATH_SAVE, why)[0] == 202
-    open(mark, "w").close()
+    mark.touch()
     document = placement.wait_state(protocol.HOLDING)
     assert "No space left" in document["warnings"][0]
     assert placement.journal("AttemptEnded") == []
@@ -109,9 +109,7 @@ def test_each_line_is_one_document_with_its_version(make_placement):
     placement.go()
     placement.ended()
     placement.wait_gone()
-    with open(placement.plan["journal"], "rb") as file:
-        lines = file.read().splitlines()
-    for line in lines:
+    for line in Path(placement.plan["journal"]).read_bytes().splitlines():
         entry = json.loads(line)
         assert set(entry) == {"v", "seq", "kind", "attempt", "at", "placement", "body"}
         assert entry["v"] == 1

@@ -85,7 +85,11 @@ def test_go_is_idempotent_and_older_attempts_are_refused(make_placement):
 
 @pytest.mark.parametrize(
     ("body", "field"),
-    [({"attempt": 0}, "attempt"), ({}, "attempt"), ({"attempt": 1, "time_left_s": "x"}, "time_left")],
+    [
+        ({"attempt": 0}, "attempt"),
+        ({}, "attempt"),
+        ({"attempt": 1, "time_left_s": "x"}, "time_left"),
+    ],
 )
 def test_a_wrong_go_is_refused_with_its_field(make_placement, body, field):
     placement = make_placement(SHORT).up()
@@ -210,7 +214,9 @@ def test_the_trainer_gets_a_clean_environment(make_placement):
 
 
 def test_the_trainer_inherits_no_descriptor(make_placement):
-    trainer = "import os; print(sorted(os.listdir('/proc/self/fd')), os.readlink('/proc/self/fd/0'))"
+    trainer = (
+        "import os; print(sorted(os.listdir('/proc/self/fd')), os.readlink('/proc/self/fd/0'))"
+    )
     placement = make_placement(trainer).up()
     placement.go()
     placement.ended()

@@ -71,7 +71,7 @@ def test_should_save_is_true_once_per_request(make_placement):
     for count in (1, 2):
         assert save(placement) == 202
         placement.wait_journal("CheckpointSealed", count=count)
-        wait_for(lambda: placement.rank_log().split() == ["saved", "False"] * count)
+        wait_for(lambda count=count: placement.rank_log().split() == ["saved", "False"] * count)
     assert [e["body"]["why"] for e in placement.journal("SaveRequested")] == ["a person asked"] * 2
     assert placement.status()["state"] == protocol.RUNNING
 

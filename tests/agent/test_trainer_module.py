@@ -100,7 +100,7 @@ def test_an_agent_that_reads_nothing_does_not_block_the_trainer(tmp_path):
 
 
 def test_progress_is_cheap(make_placement):
-    """Measured inside a job; the contract is 5 microseconds, the bound leaves room for a busy CI."""
+    """Measured inside a job; the aim is 5 microseconds, the bound leaves room for a busy host."""
     trainer = """
 import time
 import ffdl

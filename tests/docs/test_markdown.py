@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from tests.architecture import source
 from tests.docs.blocks import Block, blocks_of, links_of
 
 BLOCK_TIME_S = 120
-SHELLS = ("bash", "console", "sh", "shell")
+SHELLS = ("", "bash", "console", "sh", "shell")
+OURS = re.compile(r"^(?:\$ )?(?P<command>(?:make|ffdl|python3?) .*)$", re.MULTILINE)
 README = source.ROOT / "README.md"
 PAGES = [path for path in source.kept_files() if path.suffix == ".md"]
 BLOCKS = [(path, block) for path in PAGES for block in blocks_of(path)]
@@ -53,7 +55,9 @@ def test_marked_block_runs(path: Path, block: Block, ffdl_home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "block"), [pair for pair in BLOCKS if pair[1].language in SHELLS], ids=name_of
+    ("path", "block"),
+    [pair for pair in BLOCKS if pair[1].language in SHELLS and OURS.search(pair[1].code)],
+    ids=name_of,
 )
 def test_shown_commands_exist(path: Path, block: Block) -> None:
     for words in commands_of(block.code):
@@ -61,10 +65,9 @@ def test_shown_commands_exist(path: Path, block: Block) -> None:
 
 
 def commands_of(code: str) -> list[list[str]]:
-    """Return the words of each line that is a command; a prompt before it is allowed."""
-    lines = [line.removeprefix("$ ") for line in code.replace("\\\n", " ").splitlines()]
-    commands = [shlex.split(line, comments=True) for line in lines if "<<" not in line]
-    return [words for words in commands if words]
+    """Return the words of each line that calls something of ours; a prompt before it is allowed."""
+    lines = [match["command"] for match in OURS.finditer(code.replace("\\\n", " "))]
+    return [shlex.split(line.partition(" | ")[0], comments=True) for line in lines]
 
 
 def is_there(words: list[str]) -> bool:
@@ -73,12 +76,10 @@ def is_there(words: list[str]) -> bool:
     if program == "make":
         targets = [word for word in arguments if not word.startswith("-") and "=" not in word]
         return all(target in make_targets() for target in targets)
-    if Path(program).name.startswith("python"):
+    if program.startswith("python"):
         scripts = [word for word in arguments[:1] if word.endswith(".py")]
         return all((source.ROOT / script).exists() for script in scripts)
-    if program == "ffdl" and arguments and not arguments[0].startswith("-"):
-        return verb_exists(arguments[0])
-    return True
+    return arguments[0].startswith("-") or verb_exists(arguments[0])
 
 
 def make_targets() -> set[str]:
@@ -86,6 +87,7 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z0-9-]*):", text, re.MULTILINE))
 
 
+@cache
 def verb_exists(verb: str) -> bool:
     done = subprocess.run(
         [sys.executable, "-m", "ffdl_airflow.cli", verb, "--help"],

@@ -1,7 +1,6 @@
 """The directory registry: the contract, and what is special to folders."""
 
 import json
-import os
 import shutil
 import stat
 import subprocess
@@ -202,4 +201,4 @@ def test_a_half_made_build_of_the_same_identity_is_begun_anew(root, tmp_path):
     (work / "build" / "opt").chmod(0o555)
     made = DirectoryRegistry(root).publish(request)
     assert sorted(file.name for file in made.files) == ["opt/state.bin", "weights.npz"]
-    assert not os.path.exists(root / "digits" / "1" / "opt" / "junk")
+    assert not (root / "digits" / "1" / "opt" / "junk").exists()

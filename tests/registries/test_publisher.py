@@ -41,9 +41,9 @@ def publishers(root: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
-        if any(word.startswith(f"{root}/") for word in words) and "-m" in words:
-            if process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process)
+        ours = "-m" in words and any(word.startswith(f"{root}/") for word in words)
+        if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
     return found
 
 
@@ -94,7 +94,9 @@ def test_kill_at_random_times_registers_once(root, tmp_path, finished, rounds, w
         wanted = chance.randrange(50)
         build = Path(work.path("build"))
         wait_until(
-            lambda: len(list(build.glob("*"))) > wanted or not work.is_running(),
+            lambda build=build, wanted=wanted: (
+                len(list(build.glob("*"))) > wanted or not work.is_running()
+            ),
             message=f"{wanted} files",
         )
         for process in publishers(root):

@@ -31,6 +31,10 @@ class ArchiveContract(StoreContract):
     def change(self, key, content):
         self.write({**self.files, key: content})
 
+    def read_all(self):
+        store = open_store({"kind": "local", "path": str(self.path)})
+        return [list(store.read(entry)) for entry in list(store.list())]
+
     def test_an_archive_cut_off_anywhere_is_one_clear_error(self):
         self.make(FILES)
         whole = self.path.read_bytes()
@@ -39,9 +43,7 @@ class ArchiveContract(StoreContract):
                 continue  # only padding is missing
             self.path.write_bytes(whole[:size])
             with pytest.raises(base.SourceError) as caught:
-                store = open_store({"kind": "local", "path": str(self.path)})
-                for entry in list(store.list()):
-                    list(store.read(entry))
+                self.read_all()
             assert caught.value.code == base.ARCHIVE_BROKEN
             assert str(self.path) in caught.value.cause
 

@@ -1,6 +1,5 @@
 """Code as a source: what is left out, and the commit."""
 
-import os
 import subprocess
 import zipfile
 from pathlib import Path
@@ -14,8 +13,10 @@ from ffdl_airflow.stores.code import code_source
 @pytest.fixture
 def project(tmp_path):
     root = tmp_path / "project"
-    for name in ("train.py", "lib/net.py", "lib/net.pyc", "lib/__pycache__/net.cpython-311.pyc",
-                 ".venv/bin/python", "node_modules/x/index.js", ".gitignore", "data.pyc.txt"):  # fmt: skip
+    for name in (
+        "train.py", "lib/net.py", "lib/net.pyc", "lib/__pycache__/net.cpython-311.pyc",
+        ".venv/bin/python", "node_modules/x/index.js", ".gitignore", "data.pyc.txt",
+    ):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     return root
@@ -80,4 +81,4 @@ def test_a_program_of_the_checkout_is_not_run(project, tmp_path):
     hook.chmod(0o755)
     git(project, "config", "core.fsmonitor", str(hook))
     assert open_store(code_source(project)).facts()["gitCommit"]
-    assert not os.path.exists(tmp_path / "was-run")
+    assert not (tmp_path / "was-run").exists()

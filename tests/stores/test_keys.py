@@ -91,8 +91,7 @@ def test_one_key_twice_takes_the_last_and_warns():
 def test_nothing_maps_outside_and_no_character_changes(key, size):
     try:
         verdict = judge_key(key, size)
-    except KeyRefused as refused:
-        assert refused.key == key
+    except KeyRefused:
         return
     if verdict != data.TAKE:
         return

@@ -1,4 +1,4 @@
-"""The mover's work on real folders, run in this process; the process itself is in test_processes.py."""
+"""The mover's work on real folders, run in this process; for processes see test_processes.py."""
 
 import os
 import shutil
@@ -332,7 +332,9 @@ def test_parts_of_a_crash_are_used_and_broken_lines_passed_over(place):
     build.open()
     listing = {entry.key: entry for entry in mover.open_store(place.source).list()}
     with detached.Worker(place.work.directory) as worker:
-        fetch.fetch_all(mover.open_store(place.source), [listing["a"], listing["b"]], build, worker)
+        fetch.Fetcher(mover.open_store(place.source), build, worker).fetch_all(
+            [listing["a"], listing["b"]]
+        )
     inode = (build.data / "a").stat().st_ino
     with Path(place.work.path("parts.jsonl")).open("ab") as parts:
         parts.write(b'{"key": "c", "si')
@@ -349,7 +351,7 @@ def test_a_part_that_the_source_changed_is_not_used(place):
     build.open()
     store = mover.open_store(place.source)
     with detached.Worker(place.work.directory) as worker:
-        fetch.fetch_all(store, list(store.list()), build, worker)
+        fetch.Fetcher(store, build, worker).fetch_all(list(store.list()))
     place.write(a=b"9")
     (place.src / "b").unlink()
     assert contents(place.move().path) == {"a": b"9"}
@@ -362,7 +364,7 @@ def test_a_file_system_that_makes_two_names_one_is_noticed(place):
     store = mover.open_store(place.source)
     [entry] = store.list()
     with detached.Worker(place.work.directory) as worker:
-        fetch.fetch_all(store, [entry], build, worker)
+        fetch.Fetcher(store, build, worker).fetch_all([entry])
     with pytest.raises(base.CacheError, match="does not keep names") as caught:
         build.require_exactly(["a", "e\u0301"])
     assert "'e\\u0301'" in caught.value.found

@@ -96,7 +96,10 @@ class LocalEngine:
         path = str(plan.get("coordinator", {}).get("unix") or sockets / "nobody")
         token = protocol.token_for(self._settings.installation_key, placement_id)
         # No TLS on a Unix socket; making its context would cost 20 ms (measured).
-        client = HttpAgentClient(httpx.HTTPTransport(uds=path, verify=False), token)
+        client = HttpAgentClient(
+            httpx.HTTPTransport(uds=path, verify=False), token,
+            reachable=lambda: bool(plan) and self._coordinator_is_there(plan),
+        )  # fmt: skip
         if plan:
             self._clients = {placement_id: client}  # one job has one placement at a time
         return client
@@ -228,6 +231,11 @@ class LocalEngine:
 
     def _alive(self, folder: Path, plan: Mapping[str, Any]) -> bool:
         return any(self._agent_alive(Path(replica["dir"])) for replica in plan["replicas"])
+
+    def _coordinator_is_there(self, plan: Mapping[str, Any]) -> bool:
+        """Its agent lives and has opened its socket."""
+        replica = plan["replicas"][0]
+        return Path(replica["socket"]).exists() and self._agent_alive(Path(replica["dir"]))
 
     def _reclaim(self, placement_id: str, age_s: float) -> bool:
         """Whether the pool may take the placement's slots: no agent of it is left, for good.

@@ -16,7 +16,9 @@ JOB = "bert-base-0123456789"
 ROW = {"phase": "Submitted", "name": "bert-base"}
 
 
-def new(kind: Kind = Kind.PROGRESS_SUMMARY, *, dedupe: str | None = None, step: int = 1) -> NewEvent:
+def new(
+    kind: Kind = Kind.PROGRESS_SUMMARY, *, dedupe: str | None = None, step: int = 1
+) -> NewEvent:
     """An event with something in every field."""
     return NewEvent(kind=kind, at=T0 + timedelta(seconds=step), body={"step": step, "é": [1, None]},
                     attempt=2, dedupe=dedupe, source={"host": "node-7", "pid": 41})  # fmt: skip
