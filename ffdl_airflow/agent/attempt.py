@@ -45,13 +45,14 @@ class Attempt:
         order: Dict[str, Any],
         *,
         changed: Callable[[], None],
-        over: Callable[["Attempt"], None],
+        over: Callable[[], None],
     ) -> None:
         self._loop, self._plan = parts.loop, parts.plan
         self._roster, self._journal = parts.roster, parts.journal
         self._checkpoints = parts.checkpoints
         self._changed, self._over = changed, over
         self._timers: List[Timer] = []
+        self._start_timer = Timer(0.0, self._too_slow)
         self._waiting: Set[str] = set()
         self._untold: Set[str] = set()
         self._order = order
@@ -77,7 +78,7 @@ class Attempt:
         """Have every replica check itself, then start."""
         self._roster.forget_rows()
         self._waiting = self._roster.living | {CHECKPOINT_CHECK}
-        self._later(self._plan.limits.placement_s, self._too_slow)
+        self._start_timer = self._loop.call_later(self._plan.limits.placement_s, self._too_slow)
         self._loop.in_thread(self._check_checkpoint, self._checked_checkpoint)
         order = {key: self._order.get(key) for key in ("attempt", "resume_from", "env")}
         self._roster.broadcast(dict(order, do="prepare"))
@@ -195,7 +196,7 @@ class Attempt:
         self.phase = RUNNING
         body = self.record.run()
         self._journal.append(protocol.J_RUNNING, self.number, body)
-        self._cancel_timers()
+        self._start_timer.cancel()
         left_s = self._order.get("time_left_s")
         if left_s is not None:
             self._later(float(left_s), self._out_of_time)
@@ -279,7 +280,7 @@ class Attempt:
 
     def _too_slow(self) -> None:
         text = "not all replicas have started within %.0f s: %s" % (
-            self._plan.limits.placement_s, ", ".join(sorted(self._waiting)),
+            self._plan.limits.placement_s, ", ".join(sorted(self._waiting - {CHECKPOINT_CHECK})),
         )  # fmt: skip
         self._end(make_cause(protocol.CAUSE_PLACEMENT_TIMEOUT, text), survivors=True)
 
@@ -330,12 +331,13 @@ class Attempt:
         body = self.record.body()
         self._journal.append(protocol.J_ATTEMPT_ENDED, self.number, body)
         log("attempt %d ended: %s" % (self.number, body["cause"]["text"]))
-        self._over(self)
+        self._over()
 
     def _later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._timers.append(self._loop.call_later(delay_s, callback))
 
     def _cancel_timers(self) -> None:
+        self._start_timer.cancel()
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()

@@ -47,6 +47,7 @@ class Checkpoints:
         self._aborted: Dict[int, int] = {}
         self._queue: Deque[Job] = deque()
         self._working = False
+        self._scanning = False
         self._when_idle: List[Callable[[], None]] = []
         self._known: Dict[int, sealing.Signature] = {}
         self._seen: Dict[int, Tuple[sealing.Signature, int]] = {}
@@ -54,19 +55,22 @@ class Checkpoints:
         self.on_sealed: Callable[[int], None] = lambda _step: None
 
     def clear(self) -> None:
-        """Remove leftovers of earlier attempts. Blocking, call beside the loop."""
+        """Remove leftovers of earlier attempts. Blocking, call beside the loop, before `begin`.
+
+        Step directories that lie there unsealed belong to none of the attempts to come.
+        """
         os.makedirs(self._plan.checkpoint_dir, exist_ok=True)
         for name in sealing.clear_tmp(self._plan.checkpoint_dir):
             log("left by an earlier attempt and removed: %s" % name)
+        self._known = sealing.unsealed(self._plan.checkpoint_dir)
 
     def begin(self, attempt: int, resume_step: Optional[int]) -> None:
-        """A new attempt starts. Step directories that lie there unsealed are none of its own."""
+        """A new attempt starts."""
         self._attempt, self._resume_step = attempt, resume_step
         self._sealed.clear()
         self._parts.clear()
         self._aborted.clear()
         self._seen.clear()
-        self._known = sealing.unsealed(self._plan.checkpoint_dir)
 
     def written(self, replica: str, report: Dict[str, Any]) -> None:
         """A rank has written its part of a step."""
@@ -93,7 +97,17 @@ class Checkpoints:
 
     def scan(self) -> None:
         """Look for directories that a trainer wrote on its own; to be called each heartbeat."""
-        for step, now in sealing.unsealed(self._plan.checkpoint_dir).items():
+        if not self._scanning:
+            self._scanning = True
+            folder = self._plan.checkpoint_dir
+            self._loop.in_thread(lambda: sealing.unsealed(folder), self._scanned)
+
+    def _scanned(self, found: Any, error: Optional[BaseException]) -> None:
+        self._scanning = False
+        if error is not None:
+            log("%s cannot be read: %s" % (self._plan.checkpoint_dir, error))
+            return
+        for step, now in found.items():
             if self._known.get(step) == now or not now:
                 continue
             before, beats = self._seen.get(step, (None, 0))
@@ -104,13 +118,19 @@ class Checkpoints:
 
     def finish(self, done: Callable[[], None], *, ended_well: bool) -> None:
         """No rank writes any more. After a good end the trainer's own directories are whole."""
-        if ended_well:
-            for step, now in sealing.unsealed(self._plan.checkpoint_dir).items():
-                if now and self._known.get(step) != now:
-                    self._add_own(step)
         self._when_idle.append(done)
         self._loop.call_later(self._plan.limits.grace_s, self._impatient)
-        self._next()
+        if not ended_well:
+            self._next()
+            return
+
+        def found(unsealed: Any, _error: Optional[BaseException]) -> None:
+            for step, now in (unsealed or {}).items():
+                if now and self._known.get(step) != now:
+                    self._add_own(step)
+            self._next()
+
+        self._loop.in_thread(lambda: sealing.unsealed(self._plan.checkpoint_dir), found)
 
     def _impatient(self) -> None:
         """A full disk under the journal must not keep a gang that is to end."""

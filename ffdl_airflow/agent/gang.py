@@ -55,7 +55,7 @@ class Gang:
         self._answers: Dict[int, Answer] = {}
         self._last_attempt = max([int(e.get("attempt") or 0) for e in journal.earlier] or [0])
         self._progress_known = False
-        self._progress_at = 0.0
+        self._progress_at = -PROGRESS_S
         self._progress_step: Optional[int] = None
         self._leaving: Optional[str] = None
         self._released = False
@@ -213,8 +213,10 @@ class Gang:
         else:
             swept([])
 
-    def _over(self, attempt: Attempt) -> None:
-        self._attempt = None
+    def _over(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return
         self.board.publish()
         if attempt.then == LEAVE:
             self.leave(str((attempt.record.cause or {}).get("text")))

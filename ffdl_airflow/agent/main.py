@@ -79,9 +79,9 @@ def _serve(plan: Plan, replica: ReplicaPlan, token: str) -> int:
     hands = Replica(loop, plan, replica)
     try:
         if replica.name == plan.coordinator:
-            _coordinate(loop, plan, hands, token)
+            code = _coordinate(loop, plan, hands, token=token)
         else:
-            _follow(loop, plan, hands, token=token, name=replica.name)
+            code = _follow(loop, plan, hands, token=token, name=replica.name)
     except Exception:  # noqa: BLE001 - the trainer must not outlive a broken agent
         log_fault("agent fault")
         _end_at_once(plan, replica)
@@ -89,11 +89,15 @@ def _serve(plan: Plan, replica: ReplicaPlan, token: str) -> int:
     finally:
         hands.close()
     log("left, %.3f s of CPU used" % sum(os.times()[:2]))
-    return OK
+    return code
 
 
-def _coordinate(loop: Loop, plan: Plan, hands: Replica, token: str) -> None:
-    journal = Journal(loop, path=plan.journal, placement=plan.placement)
+def _coordinate(loop: Loop, plan: Plan, hands: Replica, *, token: str) -> int:
+    try:
+        journal = Journal(loop, path=plan.journal, placement=plan.placement)
+    except OSError as error:
+        log("the journal cannot be opened: %s; is the checkpoint directory writable?" % error)
+        return NO_PLACE
     gang = Gang(loop, plan, replica=hands, journal=journal, quit_loop=loop.stop)
     path = plan.coordinator_socket
     server = Server(loop, path=path, token=token, handler=Control(plan, gang))
@@ -102,13 +106,15 @@ def _coordinate(loop: Loop, plan: Plan, hands: Replica, token: str) -> None:
     loop.run()
     server.close()
     journal.close()
+    return OK
 
 
-def _follow(loop: Loop, plan: Plan, hands: Replica, *, token: str, name: str) -> None:
+def _follow(loop: Loop, plan: Plan, hands: Replica, *, token: str, name: str) -> int:
     member = Member(loop, plan, name=name, replica=hands, token=token, quit_loop=loop.stop)
     _obey_signals(loop, member.terminated)
     member.start()
     loop.run()
+    return OK
 
 
 def _obey_signals(loop: Loop, terminated: Callable[[], None]) -> None:

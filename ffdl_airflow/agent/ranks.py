@@ -4,6 +4,7 @@ A row of this travels with every beat and ends in the status document. Durations
 this host's own clock and sent as durations, so that clocks of hosts need not agree.
 """
 
+import math
 import os
 import re
 from collections import deque
@@ -183,6 +184,7 @@ class RankRecord:
 
 def _number(text: Optional[str]) -> Optional[float]:
     try:
-        return None if text is None else float(text)
+        number = float(text or "")
     except ValueError:
         return None
+    return number if math.isfinite(number) else None

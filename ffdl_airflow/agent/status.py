@@ -4,7 +4,7 @@ One small document, whatever the size of the gang. Its number grows with every c
 at most once a heartbeat with figures; a request waits until the number is past the one it has.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from . import protocol
 from .detect import RankView
@@ -26,6 +26,7 @@ class StatusBoard:
         self._loop = loop
         self._build = build
         self._waiting: List[Tuple[int, Connection, Timer]] = []
+        self._callers: Set[Connection] = set()
         self.seq = 0
 
     def document(self) -> Document:
@@ -54,9 +55,12 @@ class StatusBoard:
             connection.respond(200, self.document())
 
         self._waiting.append((after, connection, self._loop.call_later(wait_s, late)))
-        connection.when_closed(lambda: self._forget(connection))
+        if connection not in self._callers:
+            self._callers.add(connection)
+            connection.when_closed(lambda: self._forget(connection))
 
     def _forget(self, connection: Connection) -> None:
+        self._callers.discard(connection)
         for _, _, timer in [entry for entry in self._waiting if entry[1] is connection]:
             timer.cancel()
         self._waiting = [entry for entry in self._waiting if entry[1] is not connection]

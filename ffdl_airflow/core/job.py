@@ -11,7 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag,
+    model_validator,
+)  # fmt: skip
+from pydantic_core import PydanticCustomError
 
 from ffdl_airflow.core.quantities import CPU_ALLOWED, MEMORY_ALLOWED, parse_bytes, parse_milli_cpu
 
@@ -21,37 +25,69 @@ ROLES = ("chief", "master", "worker", "ps", "evaluator", "launcher")
 JOB_ID_LENGTH = 40
 _DNS_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
-_SECRET_NAME = re.compile(r"(PASSWORD|SECRET|TOKEN|CREDENTIAL|API_?KEY|ACCESS_?KEY)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE)_?KEY)"
+    r"(?:_ID)?$",
+    re.IGNORECASE,
+)
+WRONG_FIELD = "wrong_field"
+"""Type of the errors that name a field themselves; its context has field, found and allowed."""
 
 DnsLabel = Annotated[str, Field(pattern=_DNS_LABEL.pattern)]
 
 
-def _bytes(value: object) -> object:
-    return value if value is None else parse_bytes(value)
+def looks_secret(name: str) -> bool:
+    """Whether a variable of this name usually holds a secret."""
+    return _SECRET_NAME.search(name) is not None
 
 
-def _milli(value: object) -> object:
-    return value if value is None else parse_milli_cpu(value) / 1000
+def _wrong(field: str, found: str, allowed: str) -> PydanticCustomError:
+    """The error of one field, raised by the part that the field belongs to."""
+    context = {"field": field, "found": found, "allowed": allowed}
+    return PydanticCustomError(WRONG_FIELD, "{allowed}", context)
 
 
-def _positive(value: int) -> int:
+def _cores(value: object) -> float:
+    return parse_milli_cpu(value) / 1000
+
+
+def _above_zero(value: int) -> int:
     if value <= 0:
-        raise ValueError("must be above 0")
+        raise ValueError(f"allowed: above 0, {MEMORY_ALLOWED}")
     return value
 
 
-Bytes = Annotated[int, BeforeValidator(_bytes), AfterValidator(_positive),
-                  Field(description=MEMORY_ALLOWED)]  # fmt: skip
-Cores = Annotated[float, BeforeValidator(_milli), Field(gt=0, description=CPU_ALLOWED)]
-Seconds = Annotated[float, Field(gt=0, description="seconds, above 0")]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+def _no_truth(value: object) -> object:
+    """``replicas: true`` is a mistake, although true counts as 1 in Python."""
+    if isinstance(value, bool):
+        raise ValueError("allowed: a number, not true or false")  # noqa: TRY004 - pydantic's form
+    return value
+
+
+def _processes(value: object) -> int | str:
+    text = str(value)
+    if text == "auto":
+        return text
+    if isinstance(value, bool) or not text.isdigit() or int(text) == 0:
+        raise ValueError("allowed: a whole number above 0, or auto")
+    return int(text)
+
+
+_NUMBER = BeforeValidator(_no_truth)
+Bytes = Annotated[int, BeforeValidator(parse_bytes), AfterValidator(_above_zero)]
+Cores = Annotated[float, BeforeValidator(_cores), Field(gt=0)]
+Seconds = Annotated[float, _NUMBER, Field(gt=0)]
+Count = Annotated[int, _NUMBER, Field(ge=0)]
+Positive = Annotated[int, _NUMBER, Field(ge=1)]
+Percent = Annotated[float, _NUMBER, Field(ge=0, le=100)]
 
 
 class Spec(BaseModel):
     """Base of all spec parts: frozen, and unknown fields are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class SecretRef(Spec):
@@ -59,6 +95,18 @@ class SecretRef(Spec):
 
     secretName: DnsLabel
     key: str
+
+
+def _kind_of_value(value: object) -> str:
+    return "(secret)" if isinstance(value, (Mapping, SecretRef)) else "(text)"
+
+
+EnvValue = Annotated[
+    Annotated[str, Tag("(text)")] | Annotated[SecretRef, Tag("(secret)")],
+    Discriminator(_kind_of_value),
+]
+"""What a variable is set to. The tags stand in brackets, which no field's name has: the reader of
+errors leaves them out of the path."""
 
 
 class Metadata(Spec):
@@ -80,14 +128,14 @@ class Resources(Spec):
     gpuTopology: Literal["nvlink"] | None = None
     sharedMemory: Bytes | None = None
     gpuTimeLimit: Seconds | None = None
-    minGpuUtilization: Annotated[float, Field(ge=0, le=100)] = 30.0
+    minGpuUtilization: Percent = 30.0
 
     @model_validator(mode="before")
     @classmethod
     def _gpu_count(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and "gpuCount" in data:
             if "gpu" in data:
-                raise ValueError("gpu and gpuCount are the same field, give one of them")
+                raise _wrong("gpuCount", "a second number of GPUs", "gpu or gpuCount, not both")
             data = {("gpu" if key == "gpuCount" else key): value for key, value in data.items()}
         return data
 
@@ -102,35 +150,23 @@ class Training(Spec):
     args: tuple[str, ...] = ()
     code: str | None = None
     image: str | None = None
-    env: dict[str, str | SecretRef] = {}
+    env: dict[str, EnvValue] = {}
     globalBatch: Positive | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _texts(cls, data: Any) -> Any:
-        """Numbers in args and env are what YAML makes of ``- 5``; the process sees text anyway."""
-        if isinstance(data, Mapping):
-            data = dict(data)
-            for key in ("args", "command"):
-                if isinstance(data.get(key), (list, tuple)):
-                    data[key] = [_scalar_text(item) for item in data[key]]
-            if isinstance(data.get("env"), Mapping):
-                data["env"] = {k: _scalar_text(v) for k, v in data["env"].items()}
-        return data
+        return _as_texts(data)
 
     @model_validator(mode="after")
     def _one_command(self) -> "Training":
         if not self.entryPoint and not self.command:
-            raise ValueError("entryPoint (a path in code) or command is required")
+            raise _wrong("entryPoint", "nothing", "a path in code, or command instead")
         if self.entryPoint and self.command:
-            raise ValueError("entryPoint and command exclude each other")
-        if self.entryPoint and (self.entryPoint.startswith("/") or ".." in self.entryPoint):
-            raise ValueError("entryPoint is a path inside code, relative and without ..")
-        for name, value in self.env.items():
-            if isinstance(value, str) and value and _SECRET_NAME.search(name):
-                raise ValueError(
-                    f"env.{name} looks like a secret: give {{secretName, key}} instead of its value"
-                )
+            raise _wrong("command", "a command beside entryPoint", "one of the two")
+        if self.entryPoint and _leads_out(self.entryPoint):
+            raise _wrong("entryPoint", repr(self.entryPoint), "a path inside code, without ..")
+        _require_no_secret(self.env)
         return self
 
 
@@ -139,13 +175,26 @@ class Role(Spec):
 
     name: Literal["chief", "master", "worker", "ps", "evaluator", "launcher"]
     replicas: Positive = 1
-    processesPerReplica: Positive | Literal["auto"] = "auto"
+    processesPerReplica: Annotated[int | Literal["auto"], PlainValidator(_processes)] = "auto"
     resources: Resources | None = None
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
-    env: dict[str, str | SecretRef] = {}
+    env: dict[str, EnvValue] = {}
     image: str | None = None
     podTemplate: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _texts(cls, data: Any) -> Any:
+        return _as_texts(data)
+
+    @model_validator(mode="after")
+    def _checked(self) -> "Role":
+        if self.resources is not None and self.resources.gpuTimeLimit is not None:
+            raise _wrong("resources.gpuTimeLimit", f"{self.resources.gpuTimeLimit:g}",
+                         "only spec.resources.gpuTimeLimit: it is a limit of the whole job")  # fmt: skip
+        _require_no_secret(self.env)
+        return self
 
 
 class DataStoreRef(Spec):
@@ -188,7 +237,7 @@ class Watchdog(Spec):
     minGpu: Positive | None = None
     cooldown: Seconds = 600.0
     maxActionsPerDay: Count = 4
-    hangFactor: Annotated[float, Field(gt=1)] = 10.0
+    hangFactor: Annotated[float, _NUMBER, Field(gt=1)] = 10.0
     hangFloor: Seconds = 60.0
     firstStep: Seconds = 1800.0
 
@@ -215,9 +264,10 @@ class Progress(Spec):
             try:
                 pattern = re.compile(self.regex)
             except re.error as error:
-                raise ValueError(f"regex is not a regular expression: {error}") from None
+                raise _wrong("regex", f"{self.regex!r} ({error})", "a regular expression") from None
             if "step" not in pattern.groupindex:
-                raise ValueError("regex needs a group named step, (?P<step>[0-9]+)")
+                allowed = "a pattern with a group named step, (?P<step>[0-9]+)"
+                raise _wrong("regex", repr(self.regex), allowed)
         return self
 
 
@@ -235,17 +285,17 @@ class Network(Spec):
 
     hostNetwork: bool = False
     interface: str | None = None
-    masterPort: Annotated[int, Field(ge=1, le=65535)] = 29500
+    masterPort: Annotated[int, _NUMBER, Field(ge=1, le=65535)] = 29500
 
 
 class JobSpec(Spec):
-    """``spec`` of a TrainingJob."""
+    """``spec`` of a TrainingJob. ``replicas`` and its bounds are None where ``roles`` are given."""
 
     training: Training
-    replicas: Positive | None = None
     roles: tuple[Role, ...] = ()
-    minReplicas: Positive | None = None
-    maxReplicas: Positive | None = None
+    replicas: Positive | None = Field(default_factory=lambda data: None if data.get("roles") else 1)
+    minReplicas: Positive | None = Field(default_factory=lambda data: data.get("replicas"))
+    maxReplicas: Positive | None = Field(default_factory=lambda data: data.get("replicas"))
     successPolicy: Literal["chief", "allWorkers"] | None = None
     evaluatorGrace: Seconds = 600.0
     resources: Resources = Resources()
@@ -267,19 +317,23 @@ class JobSpec(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> "JobSpec":
         if self.roles and self.replicas is not None:
-            raise ValueError("replicas and roles exclude each other")
-        names = [role.name for role in self.roles]
-        if len(set(names)) != len(names):
-            raise ValueError("roles: each name once")
-        stores = [store.name for store in self.dataStores]
-        if len(set(stores)) != len(stores):
-            raise ValueError("dataStores: each name once")
-        low, high = self.minReplicas or 1, self.maxReplicas or self.replicas or 1
-        if self.replicas is not None and not low <= self.replicas <= max(high, self.replicas):
-            raise ValueError("minReplicas must not be above replicas")
-        if self.maxReplicas is not None and self.maxReplicas < (self.replicas or 1):
-            raise ValueError("maxReplicas must not be below replicas")
+            raise _wrong("replicas", f"{self.replicas} beside roles", "one of the two")
+        for field, names in (("roles", [role.name for role in self.roles]),
+                             ("dataStores", [store.name for store in self.dataStores])):  # fmt: skip
+            twice = next((n for n in range(len(names)) if names[n] in names[:n]), None)
+            if twice is not None:
+                path = f"{field}[{twice}].name"
+                raise _wrong(path, f"{names[twice]!r} for the second time", "each name once")
+        self._require_bounds()
         return self
+
+    def _require_bounds(self) -> None:
+        if self.replicas is None:
+            return
+        if self.minReplicas is not None and self.minReplicas > self.replicas:
+            raise _wrong("minReplicas", str(self.minReplicas), f"at most replicas {self.replicas}")
+        if self.maxReplicas is not None and self.maxReplicas < self.replicas:
+            raise _wrong("maxReplicas", str(self.maxReplicas), f"at least replicas {self.replicas}")
 
     @property
     def all_roles(self) -> tuple[Role, ...]:
@@ -327,10 +381,39 @@ class TrainingJob(Spec):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _as_texts(data: Any) -> Any:
+    """Numbers in args, command and env are what YAML makes of ``- 5``; the process sees text.
+
+    Where the reader has kept how a number was written (``3.10``), that is the text.
+    """
+    if not isinstance(data, Mapping):
+        return data
+    data = dict(data)
+    for key in ("args", "command"):
+        if isinstance(data.get(key), (list, tuple)):
+            data[key] = [_scalar_text(item) for item in data[key]]
+    if isinstance(data.get("env"), Mapping):
+        data["env"] = {k: _scalar_text(v) for k, v in data["env"].items()}
+    return data
+
+
 def _scalar_text(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if isinstance(value, (int, float)) else value
+    if isinstance(value, (int, float)):
+        return getattr(value, "written", None) or str(value)
+    return value
+
+
+def _leads_out(path: str) -> bool:
+    return path.startswith("/") or ".." in path.split("/")
+
+
+def _require_no_secret(env: Mapping[str, Any]) -> None:
+    for name, value in env.items():
+        if isinstance(value, str) and value and looks_secret(name):
+            raise _wrong(f"env.{name}", "a plain value of what looks like a secret",
+                         "{secretName, key} of a secret that holds it")  # fmt: skip
 
 
 def job_id_for(name: str, scope: str) -> str:

@@ -4,8 +4,9 @@ For: CPU shares and byte counts in specs. FfDL's old manifests write ``2Gb``: re
 in any letter case, as FfDL's parser did. Not for: bits; nothing here means gigabits.
 """
 
+import math
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 _NUMBER = re.compile(r"^([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)$")
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
@@ -48,17 +49,18 @@ def parse_milli_cpu(value: object) -> int:
 
 def format_bytes(count: int) -> str:
     """Bytes as text with one decimal and a binary unit, for people."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+    if count < 1024:
+        return f"{count} B"
+    size, units = count / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
         size /= 1024
-    raise AssertionError(count)  # pragma: no cover - the last unit always returns
+        units.pop(0)
+    return f"{size:.1f} {units[0]}"
 
 
 def format_duration(seconds: float) -> str:
     """Seconds as ``0.4s``, ``12.3s``, ``4m05s`` or ``2h10m``, for people."""
-    if seconds < 60:
+    if seconds < 59.95:  # what is shown as 60.0s is a minute
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -70,10 +72,9 @@ def format_duration(seconds: float) -> str:
 def _split(value: object, allowed: str) -> tuple[Decimal, str]:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise QuantityError(value, allowed)
+    if not isinstance(value, str) and math.isfinite(value) and value >= 0:
+        return Decimal(str(value)), ""
     match = _NUMBER.match(str(value).strip())
     if match is None:
         raise QuantityError(value, allowed)
-    try:
-        return Decimal(match.group(1)), match.group(2)
-    except InvalidOperation:  # pragma: no cover - the pattern admits decimals only
-        raise QuantityError(value, allowed) from None
+    return Decimal(match.group(1)), match.group(2)

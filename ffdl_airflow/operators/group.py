@@ -21,33 +21,33 @@ from ffdl_airflow.operators.stage import Manifest, StageOperator
 class PrefetchOperator(StageOperator):
     """The job's data and code become verified generations. Nothing is reserved."""
 
-    goal: ClassVar[Goal] = Goal.PREFETCH
+    goal: Goal = Goal.PREFETCH
     clears_to: ClassVar[str | None] = Phase.VALIDATED.value
 
 
 class ReserveOperator(StageOperator):
     """The whole gang holds its resources, for as long as the hold lasts."""
 
-    goal: ClassVar[Goal] = Goal.RESERVE
+    goal: Goal = Goal.RESERVE
     clears_to: ClassVar[str | None] = Phase.DATA_READY.value
 
 
 class LaunchOperator(StageOperator):
     """The gang trains to its end. A hold that has run out in between is reserved again."""
 
-    goal: ClassVar[Goal] = Goal.LAUNCH
+    goal: Goal = Goal.LAUNCH
 
 
 class ReleaseOperator(StageOperator):
     """Nothing of the job holds a resource any more. The backstop: launch gives back by itself."""
 
-    goal: ClassVar[Goal] = Goal.RELEASE
+    goal: Goal = Goal.RELEASE
 
 
 class RegisterOperator(StageOperator):
     """The last checkpoint becomes a model version."""
 
-    goal: ClassVar[Goal] = Goal.REGISTER
+    goal: Goal = Goal.REGISTER
 
 
 class TrainingJobGroup(TaskGroup):
@@ -70,9 +70,11 @@ class TrainingJobGroup(TaskGroup):
         }  # fmt: skip
         with self:
             prefetch = PrefetchOperator(task_id="prefetch", **shared)
-            reserve = ReserveOperator(task_id="reserve", **shared).as_setup()
+            reserve = ReserveOperator(task_id="reserve", **shared)
+            reserve.as_setup()  # type: ignore[no-untyped-call] # Airflow's own
             launch = LaunchOperator(task_id="launch", **shared)
-            release = ReleaseOperator(task_id="release", **shared).as_teardown(setups=reserve)
+            release = ReleaseOperator(task_id="release", **shared)
+            release.as_teardown(setups=reserve)
             register = RegisterOperator(task_id="register", **shared)
             prefetch >> reserve >> launch >> release
             launch >> register

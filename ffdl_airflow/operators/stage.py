@@ -48,7 +48,7 @@ class StageOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("job",)
-    goal: ClassVar[Goal] = Goal.REGISTER
+    goal: Goal = Goal.REGISTER
     clears_to: ClassVar[str | None] = None
     """Phase to which a clear of this task leads; None: a clear of it means nothing to the job."""
 
@@ -93,7 +93,8 @@ class StageOperator(BaseOperator):
 
     def read(self, context: Context) -> TrainingJob:
         """The job as this run means it: rendered, with absolute paths."""
-        job, base = self.job, Path(self.dag.fileloc).parent
+        job: Any = self.job
+        base = Path(self.dag.fileloc).parent
         source = f"job of task {self.task_id}"
         if isinstance(job, str):
             path = base / job

@@ -33,7 +33,7 @@ class TrainingJobOperator(StageOperator):
                 job, name=kwargs["task_id"], training=short, replicas=replicas, gpu=gpu
             )
         super().__init__(job=job, **kwargs)
-        self.goal = Goal(until)  # type: ignore[misc] - each task has its own, stages share theirs
+        self.goal = Goal(until)
 
 
 def with_shortcuts(job: Manifest | None, *, name: str, training: Mapping[str, Any],

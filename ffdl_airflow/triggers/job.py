@@ -65,7 +65,7 @@ class TrainingJobTrigger(BaseTrigger):
 
     def __init__(self, *, job_id: str, goal: str, ffdl_conn_id: str, engine: str | None,
                  give_back: bool) -> None:  # fmt: skip
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # Airflow's own
         self.job_id = job_id
         self.goal = goal
         self.ffdl_conn_id = ffdl_conn_id

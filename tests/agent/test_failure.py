@@ -208,6 +208,17 @@ def test_a_coordinator_that_is_killed_takes_everything_along(make_placement, run
     assert [agent.returncode for agent in placement.agents.values()] == [-9, 0, 0]
 
 
+def test_a_coordinator_that_sleeps_finds_its_gang_gone(make_placement):
+    placement = make_placement(WAITS, replicas=2, silent_s=0.8).up()
+    placement.go()
+    placement.wait_state(protocol.RUNNING)
+    placement.agents["worker-0"].send_signal(signal.SIGSTOP)
+    assert placement.agents["worker-1"].wait(10) == 0
+    placement.agents["worker-0"].send_signal(signal.SIGCONT)
+    assert placement.ended()["cause"]["kind"] == protocol.CAUSE_AGENT_LOST
+    placement.wait_gone()
+
+
 def test_a_coordinator_that_dies_before_all_joined_is_not_waited_for(make_placement):
     placement = make_placement(WAITS, replicas=3, silent_s=0.5).start("worker-0", "worker-1")
     wait_for(lambda: placement.status().get("joined") == ["worker-0", "worker-1"])

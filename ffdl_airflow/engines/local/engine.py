@@ -34,6 +34,8 @@ from ffdl_airflow.engines.local.pool import Request, SlotPool
 _PATIENCE_S = 8.0
 """After this long (plus the grace of a save) what was told to leave is killed. Chosen: the agent's
 own SIGTERM → SIGKILL takes 5 s."""
+_NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
+"""A call a second on a Unix socket: no connection is worth keeping, and none stays open."""
 _YOUNG_S = 30.0
 """So long a granted placement may be without an agent before others take its slots. Chosen."""
 _PARENT_ENV = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
@@ -97,7 +99,7 @@ class LocalEngine:
         token = protocol.token_for(self._settings.installation_key, placement_id)
         # No TLS on a Unix socket; making its context would cost 20 ms (measured).
         client = HttpAgentClient(
-            httpx.HTTPTransport(uds=path, verify=False), token,
+            httpx.HTTPTransport(uds=path, verify=False, limits=_NO_KEEPALIVE), token,
             reachable=lambda: bool(plan) and self._coordinator_is_there(plan),
         )  # fmt: skip
         if plan:
