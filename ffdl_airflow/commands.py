@@ -18,7 +18,7 @@ from ffdl_airflow.core.events import Event
 from ffdl_airflow.core.job import TrainingJob, job_id_for
 from ffdl_airflow.core.lifecycle import JobState, Phase, fold
 from ffdl_airflow.core.manifests.ffdl import read_yaml, read_job
-from ffdl_airflow.core.next_step import Goal
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.engines.base import SupportsTail
 from ffdl_airflow.settings import from_environment
 from ffdl_airflow.stages import wishes
@@ -65,7 +65,7 @@ def run(options: Options) -> int:
     console.line(f"job {job_id}")
     with _only_driver(deps, job_id):
         outcome = _drive(deps, job_id, Goal(options.until))
-    return _finish(deps, job_id, outcome, options)
+    return _finish(deps, job_id, outcome=outcome, options=options)
 
 
 def get(options: Options) -> int:
@@ -75,7 +75,7 @@ def get(options: Options) -> int:
     if options.job and not rows:
         raise NotFoundError(f"there is no job {options.job}")
     now = datetime.now(timezone.utc)
-    shown = [console.job_row(r.summary, r.job_id, _status(deps, r.job_id), now) for r in rows]
+    shown = [console.job_row(row, now) for row in rows]
     columns = _WIDE if options.output == "wide" else _SHORT
     console.print_rows(shown, output=options.output, columns=columns)
     return 0
@@ -87,7 +87,7 @@ def describe(options: Options) -> int:
     document = report.describe(
         options.job, _events(deps, options.job), now=datetime.now(timezone.utc)
     )
-    document["status"] = _status(deps, options.job)
+    document["status"] = deps.ledger.jobs(options.job)[0].status
     console.print_document(document, output=options.output)
     return 0
 
@@ -221,7 +221,7 @@ def _drive(deps: Deps, job_id: str, until: Goal) -> Outcome:
     return outcome
 
 
-def _finish(deps: Deps, job_id: str, outcome: Outcome, options: Options) -> int:
+def _finish(deps: Deps, job_id: str, *, outcome: Outcome, options: Options) -> int:
     if options.output in ("json", "yaml"):
         now = datetime.now(timezone.utc)
         document = report.describe(job_id, _events(deps, job_id), now=now)
@@ -263,10 +263,6 @@ def _events(deps: Deps, job_id: str) -> list[Event]:
     if not found:
         raise NotFoundError(f"there is no job {job_id}")
     return found
-
-
-def _status(deps: Deps, job_id: str) -> Mapping[str, Any] | None:
-    return deps.ledger.status(job_id)
 
 
 def _is_over(deps: Deps, job_id: str) -> bool:

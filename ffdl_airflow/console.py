@@ -16,6 +16,7 @@ from rich.table import Table
 
 from ffdl_airflow.core.lifecycle import JobState
 from ffdl_airflow.core.quantities import format_bytes, format_duration
+from ffdl_airflow.ledger.base import JobRow
 from ffdl_airflow.stages.advance import Waits
 
 _EVERY_S = 5.0
@@ -109,20 +110,20 @@ class ProgressDisplay:
         return f"attempt {status.get('attempt')}, step {status['step']} {numbers}"
 
 
-def job_row(summary: Mapping[str, Any], job_id: str, status: Mapping[str, Any] | None,
-            now: datetime) -> dict[str, Any]:  # fmt: skip
+def job_row(row: JobRow, now: datetime) -> dict[str, Any]:
     """The columns of ``ffdl get``."""
+    summary = row.summary
     started = datetime.fromisoformat(summary["submitted_at"])
     ended = summary.get("ended_at")
     until = datetime.fromisoformat(ended) if ended else now
     model = summary.get("model") or {}
     generations = summary.get("generations") or {}
     return {
-        "job": job_id,
+        "job": row.job_id,
         "name": summary["name"],
         "phase": summary["phase"],
         "replicas/gpus": f"{summary['replicas']}/{summary['gpus']}",
-        "utilization": utilization(status),
+        "utilization": utilization(row.status),
         "duration": format_duration((until - started).total_seconds()),
         "generation": ",".join(f"{k}={v}" for k, v in sorted(generations.items())),
         "model": f"{model['name']}:{model['version']}" if model else None,

@@ -80,7 +80,7 @@ class Gang:
         if number in self._answers:
             return self._answers[number]
         if self._idle_state == protocol.GONE:
-            return _error(410, "gone", "the placement is over: %s" % self._leaving)
+            return _error(410, "expired", "the placement is over: %s" % self._leaving)
         if number <= self._last_attempt:
             text = "attempt %d is older than attempt %d" % (number, self._last_attempt)
             return _error(409, "stale-attempt", text)
@@ -115,7 +115,7 @@ class Gang:
     def renew(self, hold_s: float) -> Answer:
         """The hold runs anew from now."""
         if self._idle_state == protocol.GONE:
-            return _error(410, "gone", "the placement is over: %s" % self._leaving)
+            return _error(410, "expired", "the placement is over: %s" % self._leaving)
         self._hold_s, self._hold_since = hold_s, self._loop.now()
         if self.state == protocol.HOLDING:
             self._start_hold(self._hold_since)

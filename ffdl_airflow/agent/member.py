@@ -42,6 +42,7 @@ class Member:
         self._reporting = False
         self._done_seq = 0
         self._misses = 0
+        self._heard_at = 0.0
         self._joined = False
         self._gone = False
         self._join_until = 0.0
@@ -72,7 +73,7 @@ class Member:
 
     def _join_answered(self, status: int, document: Dict[str, Any]) -> None:
         if status == OK:
-            self._joined = True
+            self._joined, self._heard_at = True, self._loop.now()
             self._beat()
         elif status != 0:
             self._leave("the coordinator refuses: %s" % document.get("text"))
@@ -97,14 +98,16 @@ class Member:
         if self._gone:
             return
         body = {"v": 1, "replica": self._name, "done": self._done_seq, "rows": self._replica.rows()}
-        timeout_s = self._plan.limits.silent_s
-        self._beats.post(protocol.PATH_BEAT, body, timeout_s=timeout_s, done=self._beat_answered)
+        left_s = self._heard_at + self._plan.limits.silent_s - self._loop.now()
+        self._beats.post(
+            protocol.PATH_BEAT, body, timeout_s=max(RETRY_S, left_s), done=self._beat_answered
+        )
 
     def _beat_answered(self, status: int, document: Dict[str, Any]) -> None:
         if self._gone:
             return
         if status == OK:
-            self._misses = 0
+            self._misses, self._heard_at = 0, self._loop.now()
             for command in document["commands"]:
                 if command["seq"] > self._done_seq:
                     self._done_seq = command["seq"]
@@ -112,7 +115,8 @@ class Member:
             self._beat()
             return
         self._misses += 1
-        if status != 0 or self._misses > QUICK_TRIES:
+        silent = self._loop.now() - self._heard_at >= self._plan.limits.silent_s
+        if status != 0 or silent or self._misses > QUICK_TRIES:
             self._lost("the coordinator is lost (%s)" % (document.get("text") or "no answer"))
         else:
             self._loop.call_later(RETRY_S, self._beat)

@@ -7,9 +7,9 @@ event times (the source's clock); where clocks disagree a cut never goes back. N
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from ffdl_airflow.core.text_enum import TextEnum
 
 from ffdl_airflow.core.events import Event, Kind
+from ffdl_airflow.core.text_enum import TextEnum
 
 
 class Use(TextEnum):
@@ -71,8 +71,8 @@ def cost(events: Iterable[Event], *, now: datetime, slots: int) -> Cost:
         elif event.placement is not None and event.placement != current:
             continue
         elif event.kind is Kind.PLACED:
-            meter.slots = len(event.body.get("slots", ())) or slots
             meter.switch(Use.HELD, event.at)
+            meter.slots = len(event.body.get("slots", ())) or slots
         elif meter.use is not None:
             sealed = _count(meter, event, sealed)
     if meter.use is not None:

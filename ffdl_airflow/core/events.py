@@ -7,8 +7,9 @@ what an event means for the job; that is the table in ``lifecycle.py``.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from ffdl_airflow.core.text_enum import TextEnum
 from typing import Any
+
+from ffdl_airflow.core.text_enum import TextEnum
 
 EVENT_VERSION = 1
 

@@ -7,10 +7,10 @@ and changes nothing. Not for: what to do next; that is ``next_step.py``. Pure: n
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from ffdl_airflow.core.text_enum import TextEnum
 from typing import Any
 
 from ffdl_airflow.core.events import Event, Kind
+from ffdl_airflow.core.text_enum import TextEnum
 
 
 class Phase(TextEnum):
@@ -51,7 +51,7 @@ class Row:
     to: tuple[Phase, ...] = ()
 
 
-TABLE: Mapping[Kind, tuple[Row, ...]] = {
+TABLE: Mapping[Kind, tuple[Row, ...]] = {  # a log begins with Submitted, in the phase of that name
     Kind.VALIDATED: (Row((P.SUBMITTED,), (P.VALIDATED,)),),
     Kind.REFUSED: (Row((P.SUBMITTED, P.VALIDATED), (P.FAILED,)),),
     Kind.MOVER_INTENDED: (Row((P.VALIDATED,), (P.PREFETCHING,)),),
@@ -81,7 +81,11 @@ TABLE: Mapping[Kind, tuple[Row, ...]] = {
     Kind.TRAINED: (Row((P.STOPPING,), (P.TRAINED,)),),
     Kind.REGISTER_INTENDED: (Row((P.TRAINED,), (P.REGISTERING,)),),
     Kind.MODEL_REGISTERED: (Row((P.REGISTERING,)),),
-    Kind.RELEASED: (Row(HOLDING, (P.RESERVING,)), Row(ALL)),
+    Kind.RELEASED: (
+        Row(HOLDING, (P.RESERVING,)),
+        Row((P.STOPPING,), (P.STOPPING, P.SUBMITTED, P.VALIDATED, P.DATA_READY)),
+        Row(ALL),
+    ),
     Kind.SUCCEEDED: (Row((P.TRAINED, P.REGISTERING), (P.SUCCEEDED,)),),
     Kind.FAILED: (Row(LIVE, (P.FAILED,)),),
     Kind.STOPPED: (Row(LIVE, (P.STOPPED,)),),
@@ -90,7 +94,7 @@ TABLE: Mapping[Kind, tuple[Row, ...]] = {
     Kind.STOP_WANTED: (Row(ALL),),
     Kind.SAVE_WANTED: (Row(ALL),),
     Kind.RESIZE_WANTED: (Row(ALL),),
-    Kind.CLEARED: (Row(ALL, (P.VALIDATED, P.DATA_READY, P.STOPPING)),),
+    Kind.CLEARED: (Row(ALL, (P.SUBMITTED, P.VALIDATED, P.DATA_READY, P.STOPPING)),),
 }
 
 _NOTHING: Mapping[str, Any] = {}
@@ -195,13 +199,6 @@ def apply(state: JobState, event: Event) -> JobState:
     return replace(changed, seq=event.seq, phase=phase, story=story, journal_seq=journal)
 
 
-def legal(state: JobState, kind: Kind) -> bool:
-    """Whether the table has a row for this kind in the state's phase."""
-    if state.phase is None:
-        return kind is Kind.SUBMITTED
-    return any(state.phase in row.sources for row in TABLE.get(kind, ()))
-
-
 def _row(state: JobState, event: Event) -> Row | None:
     if state.phase is None:
         return Row((), (P.SUBMITTED,)) if event.kind is Kind.SUBMITTED else None
@@ -210,15 +207,23 @@ def _row(state: JobState, event: Event) -> Row | None:
 
 def _target(state: JobState, row: Row, event: Event) -> Phase:
     if event.kind is Kind.CLEARED:
-        return P.STOPPING if state.placed else P(event.body.get("to", P.VALIDATED))
-    if event.kind is Kind.RELEASED and state.clear_pending:
-        return state.clear_pending
+        return P.STOPPING if state.placed else _cleared_to(state, event)
+    if event.kind is Kind.RELEASED and state.phase is P.STOPPING:
+        return state.clear_pending or P.STOPPING
     if event.kind is Kind.RESTART_DECIDED and row.to:
         return P(event.body["to"])
     if len(row.to) == 1:
         return row.to[0]
     assert state.phase is not None  # noqa: S101 - only Submitted starts a log
     return state.phase
+
+
+def _cleared_to(state: JobState, event: Event) -> Phase:
+    """Back to the phase that the clear names, but never past one that the job has not been in."""
+    been = {phase for phase, _ in state.story}
+    wanted = P(event.body.get("to", P.VALIDATED))
+    ways = (wanted, P.VALIDATED) if wanted is P.DATA_READY else (wanted,)
+    return next((phase for phase in ways if phase in been), P.SUBMITTED)
 
 
 def _no_effect(state: JobState, event: Event) -> JobState:
@@ -293,10 +298,7 @@ def _sealed(state: JobState, event: Event) -> JobState:
 
 def _refused(state: JobState, event: Event) -> JobState:
     """A checkpoint that the log knew of is not good any more: the choice falls to an older one."""
-    chosen = event.body.get("chosen")
-    if "chosen" not in event.body:
-        return state
-    return replace(state, checkpoint=chosen)
+    return replace(state, checkpoint=event.body["chosen"]) if "chosen" in event.body else state
 
 
 def _attempt_ended(state: JobState, event: Event) -> JobState:
@@ -372,11 +374,11 @@ def _save_requested(state: JobState, event: Event) -> JobState:
 
 
 def _cleared(state: JobState, event: Event) -> JobState:
-    to = P(event.body.get("to", P.VALIDATED))
+    to = _cleared_to(state, event)
     fresh = event.body.get("mode") == "fresh"
     return replace(
-        state, clear_pending=to if state.placed else None, stop_wanted=None, verdict=None, not_before=None,
-        must_end="cleared" if state.placed else None, costly=0, unknown=0, no_advance=0,
+        state, clear_pending=to if state.placed else None, stop_wanted=None, verdict=None,
+        not_before=None, must_end="cleared" if state.placed else None, costly=0, unknown=0, no_advance=0,
         early_losses=0, since_checkpoint=0, attempt_result=None, reason="cleared", model=None,
         mover_error=None, save_wanted=None, restart_class=None,
         checkpoint=None if fresh else state.checkpoint,

@@ -6,25 +6,12 @@ For: the order of a job's life, in one place, the same for every driver. Pure. N
 
 from dataclasses import dataclass
 from datetime import datetime
-from ffdl_airflow.core.text_enum import TextEnum
 from typing import Any
 
 from ffdl_airflow.core.events import Kind, NewEvent
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.lifecycle import JobState, Phase
-
-EARLY_LOSS_LIMIT = 20
-"""Losses before any user code ran that end a job (CONTRACT 7)."""
-
-
-class Goal(TextEnum):
-    """How far a job is to be advanced."""
-
-    SUBMIT = "submit"
-    PREFETCH = "prefetch"
-    RESERVE = "reserve"
-    LAUNCH = "launch"
-    REGISTER = "register"
-    RELEASE = "release"
+from ffdl_airflow.core.retry import EARLY_LOSS_LIMIT
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ For: turning documents of the wire into frozen values and events. Not for: askin
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from ffdl_airflow.core.text_enum import TextEnum
 from typing import Any
 
 from ffdl_airflow.core.events import Kind, NewEvent, parse_iso
+from ffdl_airflow.core.text_enum import TextEnum
 
 
 class Presence(TextEnum):

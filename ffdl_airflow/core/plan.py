@@ -101,7 +101,7 @@ def build(job: TrainingJob, *, job_id: str, placement: int, places: Places, timi
                 ReplicaPlan(
                     name=name, role=role.name, index=index, gpu=spec.resources_of(role).gpu,
                     cwd=places.code or places.output_dir, command=_command(spec, role, places),
-                    env=_replica_env(job, role, own[0], job_id, places, len(every)),
+                    env=_replica_env(job, role, own[0], job_id=job_id, places=places),
                     processes=tuple(_process(spec, rank, world, master) for rank in own),
                 )
             )  # fmt: skip
@@ -166,8 +166,8 @@ def _process(spec: JobSpec, rank: Rank, world: int, master: str) -> dict[str, An
             "env": env}  # fmt: skip
 
 
-def _replica_env(job: TrainingJob, role: Role, first: Rank, job_id: str, places: Places,
-                 learners: int) -> dict[str, str]:  # fmt: skip
+def _replica_env(job: TrainingJob, role: Role, first: Rank, *, job_id: str,
+                 places: Places) -> dict[str, str]:  # fmt: skip
     spec = job.spec
     own = {**spec.training.env, **role.env}
     env = {
@@ -183,7 +183,7 @@ def _replica_env(job: TrainingJob, role: Role, first: Rank, job_id: str, places:
         "LOG_DIR": places.log_dir,
         "TRAINING_ID": job_id,
         "LEARNER_ID": str(first.node + 1),
-        "NUM_LEARNERS": str(learners),
+        "NUM_LEARNERS": str(spec.gang_size),
         "GPU_COUNT": f"{spec.resources_of(role).gpu:.6f}",
     }
     for name, path in places.data.items():

@@ -14,8 +14,10 @@ BACKOFF_BASE_S = 2.0
 BACKOFF_CEILING_S = 300.0
 JITTER = 0.2
 """Back-off: 2 s × 2ⁿ, at most 300 s (CONTRACT 7), ± 20 % (chosen)."""
-_NO_BACKOFF = frozenset({FailureClass.PREEMPTED, FailureClass.PREEMPTED_BEFORE_START,
-                         FailureClass.EVICTED, FailureClass.NODE_LOST})  # fmt: skip
+EARLY_LOSS_LIMIT = 20
+"""Losses before any user code ran that end a job (CONTRACT 7)."""
+_NO_BACKOFF = frozenset({FailureClass.PREEMPTED, FailureClass.PREEMPTED_BEFORE_START})
+_DOUBLINGS = 16  # far beyond the ceiling; 2ⁿ of a long history is no float any more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +80,16 @@ def _refusal(verdict: Verdict, history: History) -> str | None:
         return f"backoffLimit {history.backoff_limit} is used up"
     if verdict.ran and history.no_advance + 1 >= history.no_advance_limit:
         return f"{history.no_advance + 1} attempts in a row without a newer valid checkpoint"
-    if not verdict.ran and history.early_losses + 1 >= 20:  # noqa: PLR2004 - CONTRACT 7
-        return "lost 20 times before any user code ran"
+    if not verdict.ran and history.early_losses + 1 >= EARLY_LOSS_LIMIT:
+        return f"lost {EARLY_LOSS_LIMIT} times before any user code ran"
     return None
 
 
 def _delay_s(verdict: Verdict, history: History) -> float:
-    n = history.since_checkpoint
+    n = history.since_checkpoint  # 0 is the first restart since the start or a newer checkpoint
     if n == 0 or verdict.failure in _NO_BACKOFF:
         return 0.0
     seed = hashlib.sha256(f"{history.job_id}/{history.attempt}".encode()).digest()
     jitter = 1 + JITTER * (2 * seed[0] / 255 - 1)
-    return float(min(BACKOFF_BASE_S * 2 ** min(n - 1, 16) * jitter, BACKOFF_CEILING_S))
+    wanted = min(BACKOFF_BASE_S * 2.0 ** min(n, _DOUBLINGS), BACKOFF_CEILING_S)
+    return min(wanted * jitter, BACKOFF_CEILING_S)

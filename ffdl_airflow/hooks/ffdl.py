@@ -1,5 +1,6 @@
 """From Airflow's section ``[ffdl]`` and a connection of type ``ffdl`` to ready adapters.
 
+Light, because Airflow loads it at every start: adapters are imported when they are asked for.
 For: the one place where Airflow tells us where things are. Secrets of the connection go no further
 than the adapters. Not for: anything that a command line could not do as well.
 """
@@ -8,14 +9,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook, conf
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from ffdl_airflow import services
-from ffdl_airflow.settings import KEYS, Settings, default_state_dir, from_values
-from ffdl_airflow.stages.deps import Deps
+if TYPE_CHECKING:
+    from ffdl_airflow.settings import Settings
+    from ffdl_airflow.stages.deps import Deps
 
 DEFAULT_CONN_ID = "ffdl_default"
 
@@ -37,18 +38,22 @@ class FfdlHook(BaseHook):
         self.ffdl_conn_id = ffdl_conn_id
         self.engine = engine
 
-    def settings(self) -> Settings:
+    def settings(self) -> "Settings":
         """Section, then connection, then the argument."""
+        from ffdl_airflow.settings import default_state_dir, from_values
+
         values = {**_section(), **self._extras()}
         home = {"AIRFLOW_HOME": os.environ.get("AIRFLOW_HOME") or str(Path.home() / "airflow")}
         settings = from_values(values, state_dir=default_state_dir(home))
         return replace(settings, engine=self.engine) if self.engine else settings
 
-    def deps(self, source: Mapping[str, Any]) -> Deps:
+    def deps(self, source: Mapping[str, Any]) -> "Deps":
         """Everything that a driver needs; ``source`` says who drives."""
+        from ffdl_airflow import services
+
         return services.deps(self.settings(), source=source)
 
-    def get_conn(self) -> Deps:
+    def get_conn(self) -> "Deps":
         """The same without a name for the driver."""
         return self.deps({})
 
@@ -59,10 +64,14 @@ class FfdlHook(BaseHook):
             if self.ffdl_conn_id != DEFAULT_CONN_ID:
                 raise
             return {}
+        from ffdl_airflow.settings import KEYS
+
         found = connection.extra_dejson
         return {key: str(found[key]) for key in KEYS if found.get(key) not in (None, "")}
 
 
 def _section() -> dict[str, str]:
+    from ffdl_airflow.settings import KEYS
+
     found = {key: conf.get("ffdl", key, fallback=None) for key in KEYS}
     return {key: str(value) for key, value in found.items() if value not in (None, "")}

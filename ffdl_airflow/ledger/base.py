@@ -39,7 +39,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRow:
-    """A job as lists show it: a cache of the fold, written with the events."""
+    """A job as lists show it: a cache of the fold, written with the events.
+
+    ``status`` is the newest live status, a cache and not truth; None where there is none.
+    """
 
     job_id: str
     seq: int
@@ -47,6 +50,7 @@ class JobRow:
     created_at: datetime
     updated_at: datetime
     summary: Mapping[str, Any] = field(default_factory=dict)
+    status: Mapping[str, Any] | None = None
 
 
 class Ledger(Protocol):
@@ -69,10 +73,6 @@ class Ledger(Protocol):
         """Rows of all jobs, newest first, or of the one."""
         ...
 
-    def status(self, job_id: str) -> Mapping[str, Any] | None:
-        """The newest live status of the job, a cache and not truth; None where there is none."""
-        ...
-
     def put_status(self, job_id: str, document: Mapping[str, Any]) -> None:
-        """Replace the live status."""
+        """Replace the live status of the job."""
         ...

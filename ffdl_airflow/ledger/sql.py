@@ -71,18 +71,15 @@ class SqlLedger:
 
     def jobs(self, job_id: str | None = None) -> list[JobRow]:
         """Rows of all jobs, newest first, or of the one."""
-        query = sa.select(JOBS).order_by(JOBS.c.created_at.desc(), JOBS.c.job_id)
+        query = (
+            sa.select(JOBS, STATUS.c.document)
+            .outerjoin(STATUS, STATUS.c.job_id == JOBS.c.job_id)
+            .order_by(JOBS.c.created_at.desc(), JOBS.c.job_id)
+        )
         if job_id is not None:
             query = query.where(JOBS.c.job_id == job_id)
         with self._translated(), self._reader.connect() as connection:
             return [_job_row(row) for row in connection.execute(query).mappings()]
-
-    def status(self, job_id: str) -> Mapping[str, Any] | None:
-        """The newest live status of the job."""
-        query = sa.select(STATUS.c.document).where(STATUS.c.job_id == job_id)
-        with self._translated(), self._reader.connect() as connection:
-            document: Mapping[str, Any] | None = connection.execute(query).scalar_one_or_none()
-            return document
 
     def put_status(self, job_id: str, document: Mapping[str, Any]) -> None:
         """Replace the live status."""
@@ -209,7 +206,7 @@ def _append(connection: sa.Connection, batch: Batch) -> list[Event]:
             connection.execute(sa.insert(EVENTS), [_row(event) for event in events])
         except IntegrityError:
             raise Conflict(batch.stream, last, None) from None
-    _project(connection, batch, last + len(events), now)
+    _project(connection, batch, seq=last + len(events), now=now)
     return events
 
 
@@ -229,7 +226,7 @@ def _without_known(connection: sa.Connection, batch: Batch) -> list[NewEvent]:
     return fresh
 
 
-def _project(connection: sa.Connection, batch: Batch, seq: int, now: datetime) -> None:
+def _project(connection: sa.Connection, batch: Batch, *, seq: int, now: datetime) -> None:
     values: dict[str, Any] = {"seq": seq, "updated_at": iso(now)}
     if batch.projection is not None:
         values |= {"phase": batch.projection["phase"], "summary": dict(batch.projection)}
@@ -259,6 +256,7 @@ def _job_row(row: sa.RowMapping) -> JobRow:
     return JobRow(
         job_id=row["job_id"], seq=row["seq"], phase=row["phase"], summary=row["summary"],
         created_at=parse_iso(row["created_at"]), updated_at=parse_iso(row["updated_at"]),
+        status=row["document"],
     )  # fmt: skip
 
 

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from airflow.sdk import TaskGroup
 
-from ffdl_airflow.core.lifecycle import Phase
-from ffdl_airflow.core.next_step import Goal
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.hooks.ffdl import DEFAULT_CONN_ID
 from ffdl_airflow.operators.stage import Manifest, StageOperator
 
@@ -22,14 +21,14 @@ class PrefetchOperator(StageOperator):
     """The job's data and code become verified generations. Nothing is reserved."""
 
     goal: Goal = Goal.PREFETCH
-    clears_to: ClassVar[str | None] = Phase.VALIDATED.value
+    clears_to: ClassVar[str | None] = "Validated"
 
 
 class ReserveOperator(StageOperator):
     """The whole gang holds its resources, for as long as the hold lasts."""
 
     goal: Goal = Goal.RESERVE
-    clears_to: ClassVar[str | None] = Phase.DATA_READY.value
+    clears_to: ClassVar[str | None] = "DataReady"
 
 
 class LaunchOperator(StageOperator):

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ffdl_airflow.core.lifecycle import Phase
-from ffdl_airflow.core.next_step import Goal
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.operators.stage import Manifest, StageOperator
 
 
@@ -19,7 +18,7 @@ class TrainingJobOperator(StageOperator):
     """
 
     template_fields: Sequence[str] = ("job",)
-    clears_to: ClassVar[str | None] = Phase.VALIDATED.value
+    clears_to: ClassVar[str | None] = "Validated"
 
     def __init__(self, *, job: Manifest | None = None, until: str = Goal.REGISTER.value,
                  image: str | None = None, command: Sequence[str] | None = None,

@@ -11,8 +11,9 @@ from typing import Any
 from ffdl_airflow.core.errors import NotFoundError
 from ffdl_airflow.core.events import Kind, NewEvent
 from ffdl_airflow.core.lifecycle import JobState, apply, fold
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.next_step import (
-    Append, EndPlacement, Finish, Go, Goal, Judge, JudgeMover, Launch, Observe, Prefetch, Register,
+    Append, EndPlacement, Finish, Go, Judge, JudgeMover, Launch, Observe, Prefetch, Register,
     Reserve, Save, Validate, WaitUntil, next_step, reached,
 )  # fmt: skip
 from ffdl_airflow.core.events import recorded

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from ffdl_airflow.core.next_step import Goal
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.engines.base import AgentAway, AgentRefused
 from ffdl_airflow.stages.advance import Driver, Outcome, Waits
 from ffdl_airflow.stages.deps import Deps, Wait

@@ -30,7 +30,7 @@ def perform(deps: Deps, job: Job) -> Step:
         deps, job, verdict, to=(Phase.RESERVED if holds else Phase.RESERVING).value
     )
     if verdict.failure is FailureClass.CKPT_CORRUPT and state.resume:
-        facts.insert(0, _refuse_resumed(deps, job, state.resume, verdict))
+        facts.insert(0, _refuse_resumed(deps, resume=state.resume, verdict=verdict))
     keep(deps, job, facts)
     return Step(facts=tuple(facts))
 
@@ -72,7 +72,7 @@ def _verdict(result: Any) -> Verdict:
     return Verdict(failure=FailureClass.KILLED_OUTSIDE, cause=verdict.cause, certain=False)
 
 
-def _refuse_resumed(deps: Deps, job: Job, resume: Any, verdict: Verdict) -> NewEvent:
+def _refuse_resumed(deps: Deps, *, resume: Any, verdict: Verdict) -> NewEvent:
     moved = launch.quarantine(resume["path"])
     body = {"step": resume["step"], "path": moved, "reason": verdict.cause, "chosen": None,
             "lost_steps": 0}  # fmt: skip

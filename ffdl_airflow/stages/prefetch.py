@@ -37,7 +37,7 @@ def perform(deps: Deps, job: Job) -> Step:
     failed = {name: s for name, s in states.items() if s.state == "failed"}
     if failed:
         name, state = next(iter(failed.items()))
-        return Step(facts=(_failure(deps, name, wanted[name], state),))
+        return Step(facts=(_failure(deps, state, name=name, source=wanted[name]),))
     if all(state.state == "ready" for state in states.values()):
         return Step(facts=(_ready(deps, states),))
     started = NewEvent(
@@ -65,7 +65,8 @@ def judge(deps: Deps, job: Job) -> Step:
     return Step(facts=tuple(decided(deps, job, verdict, to=None)))
 
 
-def _failure(deps: Deps, name: str, source: Mapping[str, Any], state: MoveState) -> NewEvent:
+def _failure(deps: Deps, state: MoveState, *, name: str,
+             source: Mapping[str, Any]) -> NewEvent:  # fmt: skip
     error = state.error
     body: dict[str, Any] = {"store": name, "source": dict(source)}
     if error is not None:

@@ -28,7 +28,7 @@ def submit(deps: Deps, job: TrainingJob, *, job_id: str, owner: Mapping[str, Any
         events = deps.ledger.read(job_id)
         if not events:
             check(deps, job, job_id=job_id)
-            _first(deps, job, job_id, owner)
+            _first(deps, job, job_id=job_id, owner=owner)
             continue
         state = fold(job_id, events)
         _require_owner(state, owner)
@@ -85,7 +85,7 @@ def user_name() -> str:
         return "unknown"
 
 
-def _first(deps: Deps, job: TrainingJob, job_id: str, owner: Mapping[str, Any]) -> None:
+def _first(deps: Deps, job: TrainingJob, *, job_id: str, owner: Mapping[str, Any]) -> None:
     body = {"spec": job.document(), "owner": dict(owner), "engine": deps.engine_name,
             "spec_sha256": job.sha256, "ledger": deps.ledger.ledger_id}  # fmt: skip
     event = NewEvent(kind=Kind.SUBMITTED, at=deps.clock(), body=body, dedupe="submitted",

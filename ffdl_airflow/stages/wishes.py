@@ -15,12 +15,12 @@ def stop(deps: Deps, job_id: str, *, mode: str, by: str, why: str = "stop asked 
     body: dict[str, Any] = {"mode": mode, "by": by, "why": why}
     if placement is not None:
         body["placement"] = placement
-    _append(deps, job_id, Kind.STOP_WANTED, body)
+    _append(deps, job_id, Kind.STOP_WANTED, body=body)
 
 
 def save(deps: Deps, job_id: str, *, by: str) -> None:
     """Wish for a checkpoint now."""
-    _append(deps, job_id, Kind.SAVE_WANTED, {"by": by})
+    _append(deps, job_id, Kind.SAVE_WANTED, body={"by": by})
 
 
 def clear(deps: Deps, job_id: str, *, task: str, number: int, mode: str, to: str = "Validated",
@@ -32,10 +32,10 @@ def clear(deps: Deps, job_id: str, *, task: str, number: int, mode: str, to: str
     """
     deps.cache.release_all(job=job_id)
     body = {"task": task, "number": number, "mode": mode, "to": to}
-    return bool(_append(deps, job_id, Kind.CLEARED, body, dedupe=f"cleared:{task}:{number}"))
+    return bool(_append(deps, job_id, Kind.CLEARED, body=body, dedupe=f"cleared:{task}:{number}"))
 
 
-def _append(deps: Deps, job_id: str, kind: Kind, body: Mapping[str, Any], *,
+def _append(deps: Deps, job_id: str, kind: Kind, *, body: Mapping[str, Any],
             dedupe: str | None = None) -> list[Event]:  # fmt: skip
     if not deps.ledger.read(job_id):
         raise NotFoundError(f"there is no job {job_id}")

@@ -3,6 +3,7 @@
 import threading
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -40,12 +41,12 @@ class MemoryLedger:
 
     def jobs(self, job_id: str | None = None) -> list[JobRow]:
         """Rows, newest first."""
-        rows = [row for key, row in self._rows.items() if job_id in (None, key)]
+        rows = [
+            replace(row, status=self._status.get(key))
+            for key, row in self._rows.items()
+            if job_id in (None, key)
+        ]
         return sorted(rows, key=lambda row: (-row.created_at.timestamp(), row.job_id))
-
-    def status(self, job_id: str) -> Mapping[str, Any] | None:
-        """The newest live status."""
-        return self._status.get(job_id)
 
     def put_status(self, job_id: str, document: Mapping[str, Any]) -> None:
         """Replace the live status."""

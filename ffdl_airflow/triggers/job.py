@@ -14,7 +14,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
 from ffdl_airflow.core.errors import FfdlError
-from ffdl_airflow.core.next_step import Goal
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.hooks.ffdl import FfdlHook
 from ffdl_airflow.stages.advance import Done, Driver, Ended, Outcome, Restarting, Waits
 

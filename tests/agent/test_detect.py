@@ -95,16 +95,16 @@ def test_a_hang_ends_the_attempt(make_placement):
     placement.wait_state(protocol.HOLDING)
 
 
-@pytest.mark.parametrize("what", ["saving", "evaluating", "training"])
+@pytest.mark.parametrize("what", ["saving", "training"])
 def test_other_work_and_silence_are_no_hang(make_placement, what):
     trainer = STUCK
     if what == "training":
         trainer = STUCK.replace("import ffdl", "class ffdl: progress = lambda *_, **__: None")
-    placement = make_placement(trainer, args=(what,), hang_floor_s=0.8, first_step_s=0.8).up()
+    placement = make_placement(trainer, args=(what,), hang_floor_s=0.5, first_step_s=0.5).up()
     placement.go()
     wait_for(lambda: "stuck" in placement.rank_log())
     seq = placement.status()["seq"]
-    wait_for(lambda: placement.status()["seq"] > seq + 10)
+    wait_for(lambda: placement.status()["seq"] > seq + 7)
     assert placement.status()["state"] == protocol.RUNNING
 
 

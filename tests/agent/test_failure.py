@@ -31,15 +31,14 @@ def misbehaves(rank: int, what: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("what", "kind", "code", "number"),
+    ("rank", "what", "kind", "code", "number"),
     [
-        ("print('no data', file=sys.stderr); sys.exit(3)", protocol.CAUSE_EXIT, 3, None),
-        ("os.kill(os.getpid(), signal.SIGKILL)", protocol.CAUSE_SIGNAL, None, 9),
+        (0, "print('no data', file=sys.stderr); sys.exit(3)", protocol.CAUSE_EXIT, 3, None),
+        (1, "os.kill(os.getpid(), signal.SIGKILL)", protocol.CAUSE_SIGNAL, None, 9),
     ],
 )
-@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_fails_ends_the_attempt_and_the_place_is_kept(
-    make_placement, what, kind, code, number, rank
+    make_placement, rank, what, kind, code, number
 ):
     placement = make_placement(misbehaves(rank, what), replicas=2).up()
     placement.go()
@@ -173,8 +172,9 @@ def content(path: str) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("running", [True, False])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("running", "number"), [(True, signal.SIGKILL), (True, signal.SIGSTOP), (False, signal.SIGKILL)]
+)
 def test_a_follower_that_is_lost_ends_the_gang(make_placement, running, number):
     placement = make_placement(WAITS, replicas=3, silent_s=1.0).up()
     if running:
@@ -212,8 +212,10 @@ def test_a_coordinator_that_sleeps_finds_its_gang_gone(make_placement):
     placement = make_placement(WAITS, replicas=2, silent_s=0.8).up()
     placement.go()
     placement.wait_state(protocol.RUNNING)
+    began = time.monotonic()
     placement.agents["worker-0"].send_signal(signal.SIGSTOP)
     assert placement.agents["worker-1"].wait(10) == 0
+    assert time.monotonic() - began < 2.5
     placement.agents["worker-0"].send_signal(signal.SIGCONT)
     assert placement.ended()["cause"]["kind"] == protocol.CAUSE_AGENT_LOST
     placement.wait_gone()

@@ -283,9 +283,9 @@ def test_a_held_gang_uses_next_to_nothing(make_placement):
     pids = [agent.pid for agent in placement.agents.values()]
     before = sum(processes.stat(pid).cpu_s for pid in pids)
     seq = placement.journal()[-1]["seq"]
-    placement.status(after=placement.status()["seq"], wait=2)
+    placement.status(after=placement.status()["seq"], wait=1.2)
     used = sum(processes.stat(pid).cpu_s for pid in pids) - before
-    assert used <= 0.04, f"{used} s in 2 s, with a heartbeat of 0.5 s"
+    assert used <= 0.04, f"{used} s in 1.2 s, with a heartbeat of 0.5 s"
     assert placement.journal()[-1]["seq"] == seq
 
 

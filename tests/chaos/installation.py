@@ -19,7 +19,7 @@ import yaml
 from ffdl_airflow import services
 from ffdl_airflow.core.events import Event, Kind
 from ffdl_airflow.core.lifecycle import JobState, fold
-from ffdl_airflow.core.next_step import Goal
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.observation import Inventory
 from ffdl_airflow.settings import Settings, from_values
 from ffdl_airflow.stages.advance import Driver

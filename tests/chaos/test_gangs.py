@@ -18,7 +18,7 @@ from installation import Installation, show
 from ffdl_airflow.core.events import Kind
 from ffdl_airflow.core.job import job_id_for
 from ffdl_airflow.core.manifests.ffdl import read_job
-from ffdl_airflow.core.next_step import Goal
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.stages import wishes
 from ffdl_airflow.stages.submit import submit
 

@@ -10,7 +10,7 @@ from typing import Any
 from installation import Installation, job_id_of, show
 
 from ffdl_airflow.core.events import Kind
-from ffdl_airflow.core.next_step import Goal
+from ffdl_airflow.core.goal import Goal
 
 from tests.trainers.counting import weights_after
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ffdl_airflow.agent import protocol
 from ffdl_airflow.core.accounting import cost
 from ffdl_airflow.core.lifecycle import JobState, fold
-from ffdl_airflow.core.next_step import Goal
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.stages import wishes
 from ffdl_airflow.stages.advance import Done, Driver, Ended, Restarting
 from ffdl_airflow.stages.submit import submit

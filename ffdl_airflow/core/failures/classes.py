@@ -6,6 +6,7 @@ row. Not for: finding the class; that is ``rules.py``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
 from ffdl_airflow.core.text_enum import TextEnum
 
 

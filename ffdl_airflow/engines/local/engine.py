@@ -9,9 +9,9 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,26 @@ from ffdl_airflow.core.errors import InfrastructureError
 from ffdl_airflow.core.observation import Inventory, Observation, Presence, facts_from
 from ffdl_airflow.core.plan import GangPlan, ReplicaPlan, slots_of
 from ffdl_airflow.engines.base import (
-    AgentAway, AgentRefused, Ending, EndRequest, Evidence, Granted, Over, Waiting,
+    AgentAway,
+    AgentRefused,
+    Ending,
+    EndRequest,
+    Evidence,
+    Granted,
+    Over,
+    Waiting,
 )  # fmt: skip
 from ffdl_airflow.engines.client import HttpAgentClient
-from ffdl_airflow.engines.local import processes
+from ffdl_airflow.engines.local import processes, sockets
 from ffdl_airflow.engines.local.pool import Request, SlotPool
 
+_AGENT_FILE = "agent.json"
+"""In a replica's folder: which process its newest agent is."""
 _PATIENCE_S = 8.0
 """After this long (plus the grace of a save) what was told to leave is killed. Chosen: the agent's
 own SIGTERM → SIGKILL takes 5 s."""
 _NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 """A call a second on a Unix socket: no connection is worth keeping, and none stays open."""
-_YOUNG_S = 30.0
-"""So long a granted placement may be without an agent before others take its slots. Chosen."""
 _PARENT_ENV = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
                "VIRTUAL_ENV", "SSL_CERT_FILE")  # fmt: skip
 """What agents get of the driver's environment. Airflow's settings are not among it: they hold the
@@ -46,13 +53,18 @@ database's address."""
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSettings:
-    """Where the engine keeps its things. ``gpus``: slots are devices, else CPU shares."""
+    """Where the engine keeps its things. ``gpus``: slots are devices, else CPU shares.
+
+    ``young_s``: so long a granted placement may be without all of its agents, because its driver is
+    just starting them, before others take its slots. Chosen.
+    """
 
     state_dir: Path
     slots: int
     gpus: bool
     installation_key: bytes
     python: str = sys.executable
+    young_s: float = 30.0
 
 
 class LocalEngine:
@@ -61,6 +73,8 @@ class LocalEngine:
     def __init__(self, settings: LocalSettings) -> None:
         self._settings = settings
         self._clients: dict[str, HttpAgentClient] = {}
+        home = str(settings.state_dir.resolve())
+        self._installation = hashlib.sha256(home.encode()).hexdigest()[:8]
         self._pool = SlotPool(settings.state_dir / "slots", settings.slots, self._reclaim)
 
     def capacity(self) -> Inventory:
@@ -69,6 +83,10 @@ class LocalEngine:
 
     def reserve(self, plan: GangPlan) -> Granted | Waiting | Over:
         """Take slots, make the fence, start the agents that are missing."""
+        with _translated(self._settings.state_dir):
+            return self._reserve(plan)
+
+    def _reserve(self, plan: GangPlan) -> Granted | Waiting | Over:
         folder = self._folder(plan.placement_id)
         if self._ended(folder):
             return Over()
@@ -85,7 +103,7 @@ class LocalEngine:
         document = self._document(plan, granted.slots)
         self._write_fence(folder, plan, document)
         for replica in document["replicas"]:
-            self._start_agent(folder, plan.placement_id, replica)
+            self._start_agent(folder, document["placement_id"], replica)
         return granted
 
     def connect(self, placement_id: str) -> HttpAgentClient:
@@ -93,9 +111,9 @@ class LocalEngine:
         known = self._clients.get(placement_id)
         if known is not None:
             return known
-        sockets = self._sockets(self._folder(placement_id))
-        plan = protocol.read_json(str(self._folder(placement_id) / protocol.PLAN_FILE)) or {}
-        path = str(plan.get("coordinator", {}).get("unix") or sockets / "nobody")
+        folder = self._folder(placement_id)
+        plan = protocol.read_json(str(folder / protocol.PLAN_FILE)) or {}
+        path = str(plan.get("coordinator", {}).get("unix") or folder / "nobody")
         token = protocol.token_for(self._settings.installation_key, placement_id)
         # No TLS on a Unix socket; making its context would cost 20 ms (measured).
         client = HttpAgentClient(
@@ -113,7 +131,7 @@ class LocalEngine:
         if plan is None:
             over = self._ended(folder)
             return Observation(presence=Presence.GONE if over else Presence.ABSENT)
-        alive = self._alive(folder, plan)
+        alive = self._alive(plan)
         status = self._status(placement_id) if alive else None
         entries = protocol.read_journal(plan["journal"], after)
         facts = facts_from(entries, slots=tuple(plan["slots"]))
@@ -122,22 +140,28 @@ class LocalEngine:
 
     def end(self, placement_id: str, request: EndRequest) -> Evidence | Ending:
         """Close the fence, tell the gang to leave, and kill what does not."""
+        with _translated(self._settings.state_dir):
+            return self._end(placement_id, request)
+
+    def _end(self, placement_id: str, request: EndRequest) -> Evidence | Ending:
         folder = self._folder(placement_id)
         closed_at = self._close(folder, request)
         plan = protocol.read_json(str(folder / protocol.PLAN_FILE))
-        if plan is not None and self._alive(folder, plan):
+        if plan is not None and self._alive(plan):
             patience = _PATIENCE_S + (request.grace_s if request.mode == protocol.STOP_SAVE else 0)
             if time.time() - closed_at < patience:
                 self._ask_to_leave(placement_id, request)
-                if self._alive(folder, plan):
+                if self._alive(plan):
                     return Ending("the gang is leaving")
         try:
-            killed = processes.kill_all(placement_id)
+            killed = processes.kill_all(self._mark(placement_id))
         except TimeoutError as error:
             raise InfrastructureError(
                 str(error), next_step="look what holds them (often a file system that hangs)"
             ) from error
         self._pool.release(placement_id)
+        if plan is not None:
+            sockets.remove(Path(plan["coordinator"]["unix"]).parent)
         return Evidence(killed=killed, tails=_tails(folder))
 
     def render(self, plan: GangPlan) -> Sequence[Mapping[str, Any]]:
@@ -149,7 +173,8 @@ class LocalEngine:
         holders = {use.placement for use in self._pool.inventory().uses if use.placement}
         root = str(self._settings.state_dir / "jobs")
         made = {f"{p.parts[-3]}/{p.name}" for p in Path(root).glob("*/placements/*")}
-        return sorted(holders | (processes.placements() & made))
+        living = processes.placements()
+        return sorted(holders | {name for name in made if self._mark(name) in living})
 
     def log_paths(self, job_id: str) -> Mapping[tuple[int, int, int], str]:
         """Logs of all ranks of all attempts that are still on this host."""
@@ -157,40 +182,47 @@ class LocalEngine:
         root = self._settings.state_dir / "jobs" / job_id / "placements"
         for path in root.glob("*/agents/*/rank-*.attempt-*.log"):
             rank, attempt = path.name.removesuffix(".log").split(".")
-            key = (int(path.parents[2].name), int(attempt.split("-")[1]), int(rank.split("-", 1)[1]))
-            found[key] = str(path)
+            placement = int(path.parents[2].name)
+            number, name = int(attempt.split("-")[1]), int(rank.split("-", 1)[1])
+            found[placement, number, name] = str(path)
         return found
 
     def _folder(self, placement_id: str) -> Path:
         job_id, number = placement_id.rsplit("/", 1)
         return self._settings.state_dir / "jobs" / job_id / "placements" / number
 
-    @staticmethod
-    def _sockets(folder: Path) -> Path:
-        """Short, because a socket's path has 107 bytes at most."""
-        digest = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
-        return Path(tempfile.gettempdir()) / f"ffdl-{os.getuid()}" / digest
+    def _mark(self, placement_id: str) -> str:
+        """The placement's name in the environment of its processes.
+
+        With the installation in it: job ids are equal where two of them run the same DAG, and the
+        one must not end what belongs to the other.
+        """
+        return f"{placement_id}@{self._installation}"
 
     @staticmethod
     def _ended(folder: Path) -> bool:
         return (folder / protocol.FENCE_ENDED).exists()
 
     def _close(self, folder: Path, request: EndRequest) -> float:
-        """Write the mark once; returns when it was written (seconds since the epoch)."""
+        """Write the mark once; returns when it was written (seconds since the epoch).
+
+        On a full disk an empty file must do: only that it is there counts.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / protocol.FENCE_ENDED
         if not path.exists():
             mark = {"v": 1, "why": request.why, "at": protocol.now_iso()}
-            protocol.write_json(str(path), mark)
+            try:
+                protocol.write_json(str(path), mark)
+            except OSError:
+                path.touch()
         return path.stat().st_mtime
 
     def _write_fence(self, folder: Path, plan: GangPlan, document: Mapping[str, Any]) -> None:
         path = folder / protocol.PLAN_FILE
         if path.exists():
             return
-        sockets = Path(document["coordinator"]["unix"]).parent
-        sockets.parent.mkdir(mode=0o700, exist_ok=True)
-        sockets.mkdir(mode=0o700, exist_ok=True)
+        sockets.make(Path(document["coordinator"]["unix"]).parent)
         for replica in document["replicas"]:
             Path(replica["dir"]).mkdir(parents=True, exist_ok=True)
         Path(document["journal"]).parent.mkdir(parents=True, exist_ok=True)
@@ -201,22 +233,22 @@ class LocalEngine:
             file.write(token)
         protocol.write_json(str(path), dict(document))
 
-    def _start_agent(self, folder: Path, placement_id: str, replica: Mapping[str, Any]) -> None:
+    def _start_agent(self, folder: Path, mark: str, replica: Mapping[str, Any]) -> None:
         home = Path(replica["dir"])
         if self._agent_alive(home):
             return
         env = {name: os.environ[name] for name in _PARENT_ENV if name in os.environ}
-        env[protocol.ENV_PLACEMENT] = placement_id
+        env[protocol.ENV_PLACEMENT] = mark
         with (home / protocol.AGENT_LOG).open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own program, no shell
+            process = subprocess.Popen(
                 [self._settings.python, "-E", "-S", self._zipapp(), str(folder), replica["name"]],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/",
                 start_new_session=True, close_fds=True,
             )  # fmt: skip
         _CHILDREN.append(process)
         started = psutil.Process(process.pid).create_time()
-        mark = {"v": 1, "pid": process.pid, "started": started, "boot": psutil.boot_time()}
-        protocol.write_json(str(home / "agent.json"), mark)
+        document = {"v": 1, "pid": process.pid, "started": started, "boot": psutil.boot_time()}
+        protocol.write_json(str(home / _AGENT_FILE), document)
 
     def _zipapp(self) -> str:
         target = self._settings.state_dir / "agent"
@@ -226,12 +258,12 @@ class LocalEngine:
     def _agent_alive(self, home: Path) -> bool:
         """By its lock, or, in the moment before it has taken it, by its process."""
         _reap_children()
-        mark = protocol.read_json(str(home / "agent.json"))
-        if mark is not None and processes.alive(mark["pid"], mark["started"]):
+        known = protocol.read_json(str(home / _AGENT_FILE))
+        if known is not None and processes.alive(known["pid"], known["started"]):
             return True
         return _locked(home / protocol.AGENT_LOCK)
 
-    def _alive(self, folder: Path, plan: Mapping[str, Any]) -> bool:
+    def _alive(self, plan: Mapping[str, Any]) -> bool:
         return any(self._agent_alive(Path(replica["dir"])) for replica in plan["replicas"])
 
     def _coordinator_is_there(self, plan: Mapping[str, Any]) -> bool:
@@ -243,15 +275,22 @@ class LocalEngine:
         """Whether the pool may take the placement's slots: no agent of it is left, for good.
 
         In its first seconds a placement may have no agent yet: its driver is just starting them.
+        What cannot be killed keeps its slots.
         """
         folder = self._folder(placement_id)
         plan = protocol.read_json(str(folder / protocol.PLAN_FILE))
-        if plan is not None and self._alive(folder, plan):
+        if plan is not None and self._alive(plan):
             return False
-        if not self._ended(folder) and age_s < _YOUNG_S:
+        started = plan is not None and all(
+            (Path(replica["dir"]) / _AGENT_FILE).exists() for replica in plan["replicas"]
+        )
+        if not (started or self._ended(folder)) and age_s < self._settings.young_s:
             return False
         self._close(folder, EndRequest(why="no agent of it is left"))
-        processes.kill_all(placement_id)
+        try:
+            processes.kill_all(self._mark(placement_id))
+        except TimeoutError:
+            return False
         return True
 
     def _status(self, placement_id: str) -> Mapping[str, Any] | None:
@@ -271,24 +310,24 @@ class LocalEngine:
 
     def _document(self, plan: GangPlan, slots: tuple[int, ...]) -> dict[str, Any]:
         folder = self._folder(plan.placement_id)
-        sockets = self._sockets(folder)
+        home = sockets.folder_for(folder)
         timing, common = plan.timing, plan.common
         left = list(slots)
         replicas = []
         for replica in plan.replicas:
             own = [left.pop(0) for _ in range(slots_of(replica.gpu))]
-            replicas.append(self._replica(folder, sockets, replica, own))
+            replicas.append(self._replica(folder, home, replica, own))
         journal = f"{common['checkpoint_dir']}/{protocol.JOURNAL_DIR}/{plan.placement}.jsonl"
         return {
             "v": 1, "job": plan.job_id, "placement": plan.placement,
-            "placement_id": plan.placement_id, "framework": plan.framework, "local": True,
-            "hold_s": timing.hold_s, "placement_s": timing.placement_s,
+            "placement_id": self._mark(plan.placement_id), "framework": plan.framework,
+            "local": True, "hold_s": timing.hold_s, "placement_s": timing.placement_s,
             "heartbeat_s": timing.heartbeat_s, "silent_s": timing.silent_s,
             "grace_s": timing.grace_s, "slots": list(slots), "journal": journal,
             "coordinator": {"unix": replicas[0]["socket"]}, "replicas": replicas, **common,
         }  # fmt: skip
 
-    def _replica(self, folder: Path, sockets: Path, replica: ReplicaPlan,
+    def _replica(self, folder: Path, home: Path, replica: ReplicaPlan,
                  slots: list[int]) -> dict[str, Any]:  # fmt: skip
         env = dict(replica.env)
         if self._settings.gpus:
@@ -296,11 +335,23 @@ class LocalEngine:
         return {
             "name": replica.name, "role": replica.role, "index": replica.index,
             "dir": str(folder / "agents" / replica.name),
-            "socket": str(sockets / f"{replica.name}.sock"),
+            "socket": str(home / f"{replica.name}.sock"),
             "slot_locks": [str(self._pool.lock_path(slot)) for slot in slots],
             "cwd": replica.cwd, "command": list(replica.command), "env": env,
             "processes": [dict(process) for process in replica.processes],
         }  # fmt: skip
+
+
+@contextmanager
+def _translated(state_dir: Path) -> Iterator[None]:
+    """The disk's errors: whose fault, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise InfrastructureError(
+            f"the local engine cannot write its state: {error}", evidence=f"state_dir {state_dir}",
+            next_step="make room there, or make it writable; what runs goes on",
+        ) from error  # fmt: skip
 
 
 _CHILDREN: list[subprocess.Popen[bytes]] = []

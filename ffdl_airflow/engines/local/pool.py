@@ -111,7 +111,7 @@ class SlotPool:
         }  # fmt: skip
 
     def _ahead(self, document: dict[str, Any], request: Request) -> int:
-        """Slots that those ahead in the queue need. A small gang passes only what it can't delay."""
+        """Slots that those ahead in the queue need: a small gang must not delay a big one."""
         mine = _rank(request.placement_id, document["waiters"][request.placement_id])
         return sum(
             int(waiter["slots"])

@@ -90,10 +90,11 @@ class LedgerContract:
 
     def test_the_live_status_is_replaced(self, ledger: Ledger, reopened: Ledger) -> None:
         """A cache of one document."""
-        assert ledger.status(JOB) is None
+        ledger.append(Batch(stream=JOB, expected_seq=0, events=[new()], projection=ROW))
+        assert ledger.jobs(JOB)[0].status is None
         ledger.put_status(JOB, {"step": 1})
         ledger.put_status(JOB, {"step": 2})
-        assert reopened.status(JOB) == {"step": 2}
+        assert reopened.jobs(JOB)[0].status == {"step": 2}
 
     def test_a_ledger_keeps_its_identity(self, ledger: Ledger, reopened: Ledger) -> None:
         """Whoever opens it again sees the same id."""
