@@ -14,7 +14,7 @@ from .attempt_record import Cause, Record, cause_of, make_cause
 from .checkpoints import Checkpoints
 from .journal import Journal
 from .log import log
-from .loop import Loop, Timer
+from .loop import Loop, Timers
 from .plan import Plan
 from .roster import Roster
 
@@ -51,8 +51,7 @@ class Attempt:
         self._roster, self._journal = parts.roster, parts.journal
         self._checkpoints = parts.checkpoints
         self._changed, self._over = changed, over
-        self._timers: List[Timer] = []
-        self._start_timer = Timer(0.0, self._too_slow)
+        self._timers, self._start_timer = Timers(self._loop), Timers(self._loop)
         self._waiting: Set[str] = set()
         self._untold: Set[str] = set()
         self._order = order
@@ -78,7 +77,7 @@ class Attempt:
         """Have every replica check itself, then start."""
         self._roster.forget_rows()
         self._waiting = self._roster.living | {CHECKPOINT_CHECK}
-        self._start_timer = self._loop.call_later(self._plan.limits.placement_s, self._too_slow)
+        self._start_timer.later(self._plan.limits.placement_s, self._too_slow)
         self._loop.in_thread(self._check_checkpoint, self._checked_checkpoint)
         order = {key: self._order.get(key) for key in ("attempt", "resume_from", "env")}
         self._roster.broadcast(dict(order, do="prepare"))
@@ -148,7 +147,7 @@ class Attempt:
             self._save_until = self._loop.now() + self._plan.limits.grace_s
             self._untold = self._roster.living
             self._journal.append(protocol.J_SAVE, self.number, {"why": why, "stop": True})
-            self._later(self._plan.limits.grace_s, self._stop_saving)
+            self._timers.later(self._plan.limits.grace_s, self._stop_saving)
             self._roster.broadcast({"do": "save", "attempt": self.number, "why": why})
             self._changed()
 
@@ -199,7 +198,7 @@ class Attempt:
         self._start_timer.cancel()
         left_s = self._order.get("time_left_s")
         if left_s is not None:
-            self._later(float(left_s), self._out_of_time)
+            self._timers.later(float(left_s), self._out_of_time)
         self._changed()
         self._check_ended_well()
 
@@ -233,7 +232,7 @@ class Attempt:
     def _settle(self) -> None:
         if not self._settling:
             self._settling = True
-            self._later(self._plan.limits.settle_s, self._settled)
+            self._timers.later(self._plan.limits.settle_s, self._settled)
 
     def _settled(self) -> None:
         first = self.record.first_failure()
@@ -249,7 +248,7 @@ class Attempt:
         for name in self._roster.joined:
             if name in self._plan.evaluators and self.record.running([name]):
                 grace_s = self._plan.limits.evaluator_grace_s
-                self._later(grace_s, functools.partial(self._send_stop, name))
+                self._timers.later(grace_s, functools.partial(self._send_stop, name))
             else:
                 self._send_stop(name)
         self._changed()
@@ -304,7 +303,8 @@ class Attempt:
         failure = self.record.first_failure() if self._settling else None
         self._settling = False
         self.record.cause = self.record.cause or (cause_of(failure) if failure else cause)
-        self._cancel_timers()
+        self._start_timer.cancel()
+        self._timers.cancel()
         self.phase = ENDING
         self._waiting = self._roster.living
         for name in self._roster.joined:
@@ -322,7 +322,8 @@ class Attempt:
         if self._waiting or self.phase not in (ENDING, FINISHING):
             return
         self.phase = OVER
-        self._cancel_timers()
+        self._start_timer.cancel()
+        self._timers.cancel()
         ran = self.record.running_at is not None
         well = self.record.ok or (ran and not self.record.failures())
         self._checkpoints.finish(self._conclude, ended_well=well)
@@ -332,15 +333,6 @@ class Attempt:
         self._journal.append(protocol.J_ATTEMPT_ENDED, self.number, body)
         log("attempt %d ended: %s" % (self.number, body["cause"]["text"]))
         self._over()
-
-    def _later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self._timers.append(self._loop.call_later(delay_s, callback))
-
-    def _cancel_timers(self) -> None:
-        self._start_timer.cancel()
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
 
 
 def free_port() -> int:

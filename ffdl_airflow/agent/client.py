@@ -32,7 +32,7 @@ class Channel:
             message = "one request at a time"
             raise RuntimeError(message)
         self._done = done
-        self._unsent += wire.request("POST", path, self._token, document)
+        self._unsent += wire.post(path, document, token=self._token)
         self._timer = self._loop.call_later(timeout_s, self._lost)
         if self._socket is None and not self._connect():
             self._lost_soon()

@@ -35,6 +35,24 @@ class Timer:
         self.callback = None
 
 
+class Timers:
+    """Timers that are given up together."""
+
+    def __init__(self, loop: "Loop") -> None:
+        self._loop = loop
+        self._timers: List[Timer] = []
+
+    def later(self, delay_s: float, callback: Callback) -> None:
+        """Run ``callback`` once, ``delay_s`` seconds from now."""
+        self._timers.append(self._loop.call_later(delay_s, callback))
+
+    def cancel(self) -> None:
+        """Forget all of them."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+
 class Loop:
     """Runs callbacks until :meth:`stop`. An exception of a callback ends :meth:`run` with it."""
 

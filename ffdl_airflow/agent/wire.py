@@ -75,11 +75,11 @@ def response(status: int, document: Dict[str, Any]) -> bytes:
     return (head % (status, REASONS.get(status, "Unknown"), len(body))).encode() + body
 
 
-def request(method: str, path: str, token: str, document: Dict[str, Any]) -> bytes:
-    """The bytes of a request that carries the placement's token."""
+def post(path: str, document: Dict[str, Any], *, token: str) -> bytes:
+    """The bytes of a POST that carries the placement's token."""
     body = json.dumps(document).encode()
-    head = "%s %s HTTP/1.1\r\nHost: ffdl\r\n%s: %s\r\nContent-Length: %d\r\n\r\n"
-    return (head % (method, path, protocol.TOKEN_HEADER, token, len(body))).encode() + body
+    head = "POST %s HTTP/1.1\r\nHost: ffdl\r\n%s: %s\r\nContent-Length: %d\r\n\r\n"
+    return (head % (path, protocol.TOKEN_HEADER, token, len(body))).encode() + body
 
 
 def _take_message(buffer: bytearray) -> Optional[Tuple[str, Dict[str, str], bytes]]:

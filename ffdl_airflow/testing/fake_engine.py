@@ -33,6 +33,7 @@ class Gang:
 
     placement_id: str
     slots: tuple[int, ...]
+    replicas: tuple[str, ...] = ()
     state: str = protocol.JOINING
     attempt: int | None = None
     started: list[int] = field(default_factory=list)
@@ -67,8 +68,11 @@ class FakeEngine:
         if gang is None:
             free = [use.slot for use in self.capacity().uses if use.placement is None]
             if len(free) < plan.slots:
-                return Waiting(f"{plan.slots} slots are needed, {len(free)} are free")
-            gang = Gang(plan.placement_id, tuple(free[: plan.slots]))
+                holders = sorted({use.placement for use in self.capacity().uses if use.placement})
+                reason = f"{plan.slots} slots are needed, {len(free)} are free"
+                return Waiting(f"{reason}, the others are held by {', '.join(holders)}")
+            names = tuple(replica.name for replica in plan.replicas)
+            gang = Gang(plan.placement_id, tuple(free[: plan.slots]), names)
             self.gangs[plan.placement_id] = gang
         return Granted(gang.slots)
 
@@ -84,7 +88,7 @@ class FakeEngine:
             return Observation(presence=Presence.GONE if over else Presence.ABSENT)
         if gang.state == protocol.JOINING:
             gang.state = protocol.HOLDING
-            self.note(gang, protocol.J_PLACED, {"joined": ["worker-0"]})
+            self.note(gang, protocol.J_PLACED, {"joined": list(gang.replicas)})
             self.note(gang, protocol.J_RESERVED, {"hold_s": 600})
         facts = facts_from([e for e in gang.journal if e["seq"] > after], slots=gang.slots)
         if not gang.alive:
@@ -162,13 +166,19 @@ class FakeClient:
         self._engine.note(gang, protocol.J_RUNNING, {})
 
     def save(self, why: str) -> None:
-        """Nothing to do."""
-        self._gang()
+        """Noted, where an attempt runs."""
+        gang = self._gang()
+        if gang.state != protocol.RUNNING:
+            raise AgentRefused("not-running", {"state": gang.state})
+        self._engine.note(gang, protocol.J_SAVE, {"why": why})
 
     def stop(self, *, mode: str, why: str, then: str) -> None:
-        """End the attempt."""
-        if self._gang().state == protocol.RUNNING:
+        """End the attempt, then hold again or leave."""
+        gang = self._gang()
+        if gang.state == protocol.RUNNING:
             self._engine.finish(self._placement_id, {"kind": protocol.CAUSE_STOP, "text": why})
+        if then == "leave":
+            gang.state = protocol.GONE
 
     def renew(self, hold_s: float) -> None:
         """Nothing to do."""

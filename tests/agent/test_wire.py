@@ -15,7 +15,7 @@ JSON = st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.boo
 
 @given(document=JSON, cuts=st.lists(st.integers(1, 40)))
 def test_a_request_survives_any_cutting(document, cuts):
-    data = wire.request("POST", "/v1/go?replica=worker-1&why=a%20b+c", "token", document)
+    data = wire.post("/v1/go?replica=worker-1&why=a%20b+c", document, token="token")
     buffer, found = bytearray(), []
     while data:
         size = cuts.pop() if cuts else len(data)

@@ -65,6 +65,8 @@ def _kill(installation: Installation, victim: str, job_id: str, drivers: dict[st
     wait_until(lambda: installation.events(job_id, phase, Kind.SUCCEEDED), message=str(phase))
     if victim == "driver":
         os.kill(drivers[job_id], signal.SIGKILL)
+        os.waitpid(drivers[job_id], 0)
+        drivers[job_id] = installation.fork_driver(job_id)
         return
     found: dict[Any, psutil.Process] = {}
 
@@ -80,10 +82,10 @@ def _kill(installation: Installation, victim: str, job_id: str, drivers: dict[st
 
 def _finish(installation: Installation, job_id: str, driver: int,
             wait_until: Callable[..., Any]) -> None:  # fmt: skip
-    """Its driver ends; where it was killed the next one goes on."""
-    _, status = os.waitpid(driver, 0)
-    if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
-        installation.drive(job_id)
+    """Its driver ends by itself, and well."""
+    ended = wait_until(lambda: os.waitpid(driver, os.WNOHANG)[0], timeout=120,
+                       message=lambda: show(installation.events(job_id)))  # fmt: skip
+    assert ended == driver
     state = installation.state(job_id)
     assert state.phase == "Succeeded", f"{state.reason}\n{show(installation.events(job_id))}"
 

@@ -154,7 +154,7 @@ class LocalEngine:
                 if self._alive(plan):
                     return Ending("the gang is leaving")
         try:
-            killed = processes.kill_all(self._mark(placement_id))
+            killed = processes.kill_all(self.mark(placement_id))
         except TimeoutError as error:
             raise InfrastructureError(
                 str(error), next_step="look what holds them (often a file system that hangs)"
@@ -174,7 +174,7 @@ class LocalEngine:
         root = str(self._settings.state_dir / "jobs")
         made = {f"{p.parts[-3]}/{p.name}" for p in Path(root).glob("*/placements/*")}
         living = processes.placements()
-        return sorted(holders | {name for name in made if self._mark(name) in living})
+        return sorted(holders | {name for name in made if self.mark(name) in living})
 
     def log_paths(self, job_id: str) -> Mapping[tuple[int, int, int], str]:
         """Logs of all ranks of all attempts that are still on this host."""
@@ -191,7 +191,7 @@ class LocalEngine:
         job_id, number = placement_id.rsplit("/", 1)
         return self._settings.state_dir / "jobs" / job_id / "placements" / number
 
-    def _mark(self, placement_id: str) -> str:
+    def mark(self, placement_id: str) -> str:
         """The placement's name in the environment of its processes.
 
         With the installation in it: job ids are equal where two of them run the same DAG, and the
@@ -288,7 +288,7 @@ class LocalEngine:
             return False
         self._close(folder, EndRequest(why="no agent of it is left"))
         try:
-            processes.kill_all(self._mark(placement_id))
+            processes.kill_all(self.mark(placement_id))
         except TimeoutError:
             return False
         return True
@@ -310,32 +310,32 @@ class LocalEngine:
 
     def _document(self, plan: GangPlan, slots: tuple[int, ...]) -> dict[str, Any]:
         folder = self._folder(plan.placement_id)
-        home = sockets.folder_for(folder)
         timing, common = plan.timing, plan.common
         left = list(slots)
         replicas = []
         for replica in plan.replicas:
             own = [left.pop(0) for _ in range(slots_of(replica.gpu))]
-            replicas.append(self._replica(folder, home, replica, own))
+            replicas.append(self._replica(folder, replica, own))
         journal = f"{common['checkpoint_dir']}/{protocol.JOURNAL_DIR}/{plan.placement}.jsonl"
         return {
             "v": 1, "job": plan.job_id, "placement": plan.placement,
-            "placement_id": self._mark(plan.placement_id), "framework": plan.framework,
+            "placement_id": self.mark(plan.placement_id), "framework": plan.framework,
             "local": True, "hold_s": timing.hold_s, "placement_s": timing.placement_s,
             "heartbeat_s": timing.heartbeat_s, "silent_s": timing.silent_s,
             "grace_s": timing.grace_s, "slots": list(slots), "journal": journal,
             "coordinator": {"unix": replicas[0]["socket"]}, "replicas": replicas, **common,
         }  # fmt: skip
 
-    def _replica(self, folder: Path, home: Path, replica: ReplicaPlan,
-                 slots: list[int]) -> dict[str, Any]:  # fmt: skip
+    def _replica(
+        self, folder: Path, replica: ReplicaPlan, slots: list[int]
+    ) -> dict[str, Any]:
         env = dict(replica.env)
         if self._settings.gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, slots)) if replica.gpu else ""
         return {
             "name": replica.name, "role": replica.role, "index": replica.index,
             "dir": str(folder / "agents" / replica.name),
-            "socket": str(home / f"{replica.name}.sock"),
+            "socket": str(sockets.folder_for(folder) / f"{replica.name}.sock"),
             "slot_locks": [str(self._pool.lock_path(slot)) for slot in slots],
             "cwd": replica.cwd, "command": list(replica.command), "env": env,
             "processes": [dict(process) for process in replica.processes],
