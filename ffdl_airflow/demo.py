@@ -4,21 +4,28 @@ Airflow's own home and state lie in ``$XDG_STATE_HOME/ffdl/demo`` and stay, so t
 shows what a warm start is worth.
 """
 
+import base64
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ffdl_airflow import console, report
+from ffdl_airflow import console, report, services
+from ffdl_airflow.core.lifecycle import fold
 from ffdl_airflow.core.quantities import format_duration
 from ffdl_airflow.settings import default_state_dir, from_environment
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "example_dags"
 DAG_FILE = "training_group.py"
+_LOOK_S = 0.5
+"""Time between two looks at the log. Chosen."""
 
 
 def main() -> int:
@@ -28,59 +35,99 @@ def main() -> int:
         return 2
     home = default_state_dir({k: v for k, v in os.environ.items() if k != "AIRFLOW_HOME"}) / "demo"
     _prepare(home)
-    state = _run_dag(home)
-    job_id = _newest_job()
-    _print_report(job_id)
-    return 0 if state == "success" else 1
+    console.line(f"Airflow starts; its home is {home}")
+    dag = _load_dag(home)
+    with _phases_shown():
+        run = dag.test()
+    _print_report(_newest_job())
+    command = Path(sys.prefix) / "bin" / "ffdl"
+    console.line(f"\nlook around: FFDL_STATE_DIR={home / 'ffdl'} {command} get -o wide")
+    return 0 if str(run.state) == "success" else 1
 
 
 def _prepare(home: Path) -> None:
     """Airflow's home, the DAG's folder and the digits as files: something to fetch."""
     dags = home / "dags"
-    shutil.copytree(EXAMPLES, dags, dirs_exist_ok=True,
-                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+    for source in sorted(EXAMPLES.rglob("*")):
+        target = dags / source.relative_to(EXAMPLES)
+        if source.is_dir() or "__pycache__" in source.parts:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_bytes() != source.read_bytes():
+            shutil.copyfile(source, target)  # an equal file stays as it is: nothing to fetch anew
     os.environ.update(_airflow_settings(home))
     export = [sys.executable, str(dags / "digits" / "export_data.py"), str(dags / "digits-data")]
     subprocess.run(export, check=True)  # noqa: S603 - our own program
 
 
 def _airflow_settings(home: Path) -> Mapping[str, str]:
+    # Two ranks need two slots, also on a machine with one core.
+    slots = str(max(2, len(os.sched_getaffinity(0))))
     return {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
-        "AIRFLOW__LOGGING__LOGGING_LEVEL": os.environ.get("FFDL_LOG_LEVEL", "WARNING").upper(),
+        "AIRFLOW__CORE__FERNET_KEY": _fernet_key(home / "fernet_key"),
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": os.environ.get("FFDL_LOG_LEVEL", "ERROR").upper(),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
-        "FFDL_STATE_DIR": str(home / "ffdl"),
         "AIRFLOW__FFDL__STATE_DIR": str(home / "ffdl"),
-        # Two ranks need two slots, also on a machine with one core.
-        "FFDL_SLOTS": str(max(2, len(os.sched_getaffinity(0)))),
-        "AIRFLOW__FFDL__SLOTS": str(max(2, len(os.sched_getaffinity(0)))),
+        "AIRFLOW__FFDL__SLOTS": slots,
+        "FFDL_STATE_DIR": str(home / "ffdl"),
+        "FFDL_SLOTS": slots,
     }
 
 
-def _run_dag(home: Path) -> str:
+def _fernet_key(path: Path) -> str:
+    """Airflow encrypts what it keeps of triggers with it; made once."""
+    if not path.exists():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(base64.urlsafe_b64encode(os.urandom(32)))
+    return path.read_text(encoding="ascii")
+
+
+def _load_dag(home: Path) -> Any:
     """Airflow is imported here and not before: it reads its settings at import."""
+    warnings.simplefilter("ignore")  # of Airflow's own parts, about one another
     from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415
     from airflow.utils.db import initdb  # noqa: PLC0415
 
     if not (home / "airflow.db").exists():
         initdb()
-    bag = DagBag(dag_folder=str(home / "dags" / DAG_FILE), bundle_path=home / "dags", bundle_name="dags-folder")
-    run = bag.dags["training_group"].test(use_executor=False)
-    return str(run.state)
+    file = str(home / "dags" / DAG_FILE)
+    bag = DagBag(dag_folder=file, bundle_path=home / "dags", bundle_name="dags-folder")
+    return bag.dags["training_group"]
+
+
+@contextmanager
+def _phases_shown() -> Iterator[None]:
+    """Show the phases of the newest job while the DAG runs in this thread."""
+    over = threading.Event()
+    thread = threading.Thread(target=_show_phases, args=(over, datetime.now(timezone.utc)))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _show_phases(over: threading.Event, since: datetime) -> None:
+    ledger = services.deps(from_environment()).ledger
+    display = console.ProgressDisplay()
+    last = False
+    while not last:
+        last = over.wait(_LOOK_S)
+        for row in ledger.jobs()[:1]:
+            if row.created_at >= since:
+                display.phases(fold(row.job_id, ledger.read(row.job_id)))
 
 
 def _newest_job() -> str:
-    from ffdl_airflow import services  # noqa: PLC0415
-
     return services.deps(from_environment()).ledger.jobs()[0].job_id
 
 
 def _print_report(job_id: str) -> None:
-    from ffdl_airflow import services  # noqa: PLC0415
-
     deps = services.deps(from_environment())
     told = report.describe(job_id, deps.ledger.read(job_id), now=datetime.now(timezone.utc))
     console.line(f"\njob {job_id}: {told['phase']}")

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import marshal
 import os
+import threading
 import zipfile
 from typing import Dict, List, Tuple
 
@@ -26,7 +27,7 @@ def build_zipapp(target: str) -> str:
     for name, source in sorted(_sources().items()):
         entries.append((name, source))
         entries.append((name + "c", _byte_code(name, source)))
-    temporary = "%s.%d.tmp" % (target, os.getpid())
+    temporary = "%s.%d.%d.tmp" % (target, os.getpid(), threading.get_ident())
     with zipfile.ZipFile(temporary, "w") as archive:
         for name, data in entries:
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
@@ -37,7 +38,7 @@ def build_zipapp(target: str) -> str:
 
 
 def ensure_zipapp(folder: str) -> str:
-    """The zipapp of this very version in ``folder``, built where it is missing. Returns its path."""
+    """Path of the zipapp of this very version in ``folder``; built where it is missing."""
     digest = hashlib.sha256()
     for name, source in sorted(_sources().items()):
         digest.update(name.encode() + source)

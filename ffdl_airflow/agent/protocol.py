@@ -12,6 +12,7 @@ import hmac
 import json
 import os
 import re
+import threading
 from datetime import datetime, timezone
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -135,8 +136,11 @@ def fsync_dir(path: str) -> None:
 
 
 def write_json(path: str, document: Dict[str, Any], *, mode: int = 0o644) -> None:
-    """Write a document so that a reader sees the old one or the new one, never a part."""
-    temporary = "%s.%d.tmp" % (path, os.getpid())
+    """Write a document so that a reader sees the old one or the new one, never a part.
+
+    Safe to do from several processes and threads at once: the last one wins.
+    """
+    temporary = "%s.%d.%d.tmp" % (path, os.getpid(), threading.get_ident())
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -1,6 +1,7 @@
 """Why an attempt failed: collect the evidence, judge it, keep it, decide what follows."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def perform(deps: Deps, job: Job) -> Step:
     if seen.presence is Presence.ALIVE and seen.gang_state in (protocol.STOPPING, None):
         return reserve.watch(job, seen)
     holds = seen.presence is Presence.ALIVE and seen.gang_state == protocol.HOLDING
-    verdict = _verdict(state.attempt_result or {})
+    verdict = _verdict(state.attempt_result or {}, resumed=state.resume is not None)
     facts = decided(
         deps, job, verdict, to=(Phase.RESERVED if holds else Phase.RESERVING).value
     )
@@ -64,16 +65,9 @@ def tail(path: str, count: int) -> bytes:
         return file.read()
 
 
-def _verdict(result: Any) -> Verdict:
+def _verdict(result: Mapping[str, Any], *, resumed: bool) -> Verdict:
     """A stop that nobody asked for in the log came from outside, by a signal to an agent."""
-    verdict = judge(result)
+    verdict = judge(result, resumed=resumed)
     if verdict.failure is not FailureClass.CANCELLED:
         return verdict
     return Verdict(failure=FailureClass.KILLED_OUTSIDE, cause=verdict.cause, certain=False)
-
-
-def _refuse_resumed(deps: Deps, *, resume: Any, verdict: Verdict) -> NewEvent:
-    moved = launch.quarantine(resume["path"])
-    body = {"step": resume["step"], "path": moved, "reason": verdict.cause, "chosen": None,
-            "lost_steps": 0}  # fmt: skip
-    return NewEvent(kind=Kind.CHECKPOINT_REFUSED, at=deps.clock(), body=body)

@@ -1,7 +1,7 @@
 """Launch: choose the checkpoint, intend the attempt, tell the gang to go."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,7 @@ def perform(deps: Deps, job: Job) -> Step:
     root = job.checkpoint_dir(deps.roots)
     choice = choose(_candidates(root), floor=job.state.checkpoint_floor)
     facts = refusals(deps, job, choice)
-    resume = None
-    if choice.chosen is not None:
-        manifest = choice.chosen.manifest or {}
-        resume = {"step": choice.chosen.step, "path": choice.chosen.path,
-                  "sha256": manifest.get("sha256")}  # fmt: skip
+    resume = _reference(choice.chosen)
     body = {"placement": job.state.placement, "attempt": job.state.attempt + 1, "resume": resume}
     facts.append(NewEvent(kind=Kind.GO_INTENDED, at=deps.clock(), body=body,
                           attempt=job.state.attempt + 1))  # fmt: skip
@@ -84,7 +80,6 @@ def renew(deps: Deps, job: Job) -> None:
 def refusals(deps: Deps, job: Job, choice: Choice) -> list[NewEvent]:
     """One event for each bad checkpoint, also for one whose directory is gone."""
     known, chosen = job.state.checkpoint, choice.chosen
-    newest = None if chosen is None else {"step": chosen.step, "path": chosen.path}
     lost = lost_steps(known, chosen)
     facts = []
     bad = [(c.step, quarantine(c.path), c.problem or "") for c in choice.refused]
@@ -92,10 +87,28 @@ def refusals(deps: Deps, job: Job, choice: Choice) -> list[NewEvent]:
     if known is not None and gone:
         bad.insert(0, (int(known["step"]), str(known["path"]), "the directory is gone"))
     for step, path, problem in bad:
-        body = {"step": step, "path": path, "reason": problem, "chosen": newest,
+        body = {"step": step, "path": path, "reason": problem, "chosen": _reference(chosen),
                 "lost_steps": lost}  # fmt: skip
         facts.append(NewEvent(kind=Kind.CHECKPOINT_REFUSED, at=deps.clock(), body=body))
     return facts
+
+
+def refuse(deps: Deps, job: Job, resume: Mapping[str, Any], *, reason: str) -> NewEvent:
+    """The checkpoint that an attempt could not read, although it looked good, is not used again."""
+    moved = quarantine(str(resume["path"]))
+    root, floor = job.checkpoint_dir(deps.roots), job.state.checkpoint_floor
+    chosen = choose(_candidates(root), floor=floor).chosen
+    body = {"step": resume["step"], "path": moved, "reason": reason, "chosen": _reference(chosen),
+            "lost_steps": lost_steps(resume, chosen)}  # fmt: skip
+    return NewEvent(kind=Kind.CHECKPOINT_REFUSED, at=deps.clock(), body=body)
+
+
+def _reference(chosen: Candidate | None) -> dict[str, Any] | None:
+    """A checkpoint as events name it."""
+    if chosen is None:
+        return None
+    sha256 = (chosen.manifest or {}).get("sha256")
+    return {"step": chosen.step, "path": chosen.path, "sha256": sha256}
 
 
 def _candidates(root: str) -> Iterator[Candidate]:

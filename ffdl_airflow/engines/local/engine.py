@@ -71,7 +71,7 @@ class LocalEngine:
     """See :mod:`ffdl_airflow.engines.base` for what is promised."""
 
     def __init__(self, settings: LocalSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._clients: dict[str, HttpAgentClient] = {}
         home = str(settings.state_dir.resolve())
         self._installation = hashlib.sha256(home.encode()).hexdigest()[:8]
@@ -83,7 +83,7 @@ class LocalEngine:
 
     def reserve(self, plan: GangPlan) -> Granted | Waiting | Over:
         """Take slots, make the fence, start the agents that are missing."""
-        with _translated(self._settings.state_dir):
+        with _translated(self.settings.state_dir):
             return self._reserve(plan)
 
     def _reserve(self, plan: GangPlan) -> Granted | Waiting | Over:
@@ -114,7 +114,7 @@ class LocalEngine:
         folder = self._folder(placement_id)
         plan = protocol.read_json(str(folder / protocol.PLAN_FILE)) or {}
         path = str(plan.get("coordinator", {}).get("unix") or folder / "nobody")
-        token = protocol.token_for(self._settings.installation_key, placement_id)
+        token = protocol.token_for(self.settings.installation_key, placement_id)
         # No TLS on a Unix socket; making its context would cost 20 ms (measured).
         client = HttpAgentClient(
             httpx.HTTPTransport(uds=path, verify=False, limits=_NO_KEEPALIVE), token,
@@ -140,7 +140,7 @@ class LocalEngine:
 
     def end(self, placement_id: str, request: EndRequest) -> Evidence | Ending:
         """Close the fence, tell the gang to leave, and kill what does not."""
-        with _translated(self._settings.state_dir):
+        with _translated(self.settings.state_dir):
             return self._end(placement_id, request)
 
     def _end(self, placement_id: str, request: EndRequest) -> Evidence | Ending:
@@ -171,7 +171,7 @@ class LocalEngine:
     def placements(self) -> Sequence[str]:
         """Placements that hold slots, or of which a process lives."""
         holders = {use.placement for use in self._pool.inventory().uses if use.placement}
-        root = str(self._settings.state_dir / "jobs")
+        root = str(self.settings.state_dir / "jobs")
         made = {f"{p.parts[-3]}/{p.name}" for p in Path(root).glob("*/placements/*")}
         living = processes.placements()
         return sorted(holders | {name for name in made if self.mark(name) in living})
@@ -179,7 +179,7 @@ class LocalEngine:
     def log_paths(self, job_id: str) -> Mapping[tuple[int, int, int], str]:
         """Logs of all ranks of all attempts that are still on this host."""
         found = {}
-        root = self._settings.state_dir / "jobs" / job_id / "placements"
+        root = self.settings.state_dir / "jobs" / job_id / "placements"
         for path in root.glob("*/agents/*/rank-*.attempt-*.log"):
             rank, attempt = path.name.removesuffix(".log").split(".")
             placement = int(path.parents[2].name)
@@ -189,7 +189,7 @@ class LocalEngine:
 
     def _folder(self, placement_id: str) -> Path:
         job_id, number = placement_id.rsplit("/", 1)
-        return self._settings.state_dir / "jobs" / job_id / "placements" / number
+        return self.settings.state_dir / "jobs" / job_id / "placements" / number
 
     def mark(self, placement_id: str) -> str:
         """The placement's name in the environment of its processes.
@@ -227,7 +227,7 @@ class LocalEngine:
             Path(replica["dir"]).mkdir(parents=True, exist_ok=True)
         Path(document["journal"]).parent.mkdir(parents=True, exist_ok=True)
         Path(document["output_dir"]).mkdir(parents=True, exist_ok=True)
-        token = protocol.token_for(self._settings.installation_key, plan.placement_id)
+        token = protocol.token_for(self.settings.installation_key, plan.placement_id)
         descriptor = os.open(folder / protocol.TOKEN_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(token)
@@ -241,7 +241,7 @@ class LocalEngine:
         env[protocol.ENV_PLACEMENT] = mark
         with (home / protocol.AGENT_LOG).open("ab") as log:
             process = subprocess.Popen(
-                [self._settings.python, "-E", "-S", self._zipapp(), str(folder), replica["name"]],
+                [self.settings.python, "-E", "-S", self._zipapp(), str(folder), replica["name"]],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/",
                 start_new_session=True, close_fds=True,
             )  # fmt: skip
@@ -251,7 +251,7 @@ class LocalEngine:
         protocol.write_json(str(home / _AGENT_FILE), document)
 
     def _zipapp(self) -> str:
-        target = self._settings.state_dir / "agent"
+        target = self.settings.state_dir / "agent"
         target.mkdir(parents=True, exist_ok=True)
         return ensure_zipapp(str(target))
 
@@ -284,7 +284,7 @@ class LocalEngine:
         started = plan is not None and all(
             (Path(replica["dir"]) / _AGENT_FILE).exists() for replica in plan["replicas"]
         )
-        if not (started or self._ended(folder)) and age_s < self._settings.young_s:
+        if not (started or self._ended(folder)) and age_s < self.settings.young_s:
             return False
         self._close(folder, EndRequest(why="no agent of it is left"))
         try:
@@ -330,7 +330,7 @@ class LocalEngine:
         self, folder: Path, replica: ReplicaPlan, slots: list[int]
     ) -> dict[str, Any]:
         env = dict(replica.env)
-        if self._settings.gpus:
+        if self.settings.gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, slots)) if replica.gpu else ""
         return {
             "name": replica.name, "role": replica.role, "index": replica.index,
