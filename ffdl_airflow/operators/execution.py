@@ -11,7 +11,10 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from ffdl_airflow.core.errors import AttemptFailed, FfdlError, InfrastructureError, TrainingFailed
+from ffdl_airflow.core.errors import (
+    AttemptFailed, FfdlError, InfrastructureError, TrainingFailed,
+)  # fmt: skip
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.job import TrainingJob, job_id_for
 from ffdl_airflow.core.manifests.ffdl import read_job, read_yaml
 from ffdl_airflow.hooks.ffdl import FfdlHook
@@ -21,7 +24,7 @@ from ffdl_airflow.stages.advance import Done, Driver, Ended, Outcome, Restarting
 from ffdl_airflow.stages.deps import Deps
 from ffdl_airflow.stages.drive import drive
 from ffdl_airflow.stages.paths import resolve_paths
-from ffdl_airflow.stages.submit import submit
+from ffdl_airflow.stages.submit import require_ledger, submit
 from ffdl_airflow.triggers.job import Payload, TrainingJobTrigger
 
 
@@ -38,6 +41,7 @@ class Execution:
         """Submit the job where it is new, and advance it."""
         deps = self._deps()
         try:
+            self._require_ledger(deps)
             job = self.read()
             job_id = self._job_id(job)
             submit(deps, job, job_id=job_id, owner=self._owner())
@@ -107,13 +111,26 @@ class Execution:
             task.defer(
                 trigger=TrainingJobTrigger(
                     job_id=job_id, goal=task.goal.value, ffdl_conn_id=task.ffdl_conn_id,
-                    engine=task.engine, give_back=give_back,
+                    engine=task.engine, give_back=give_back, ledger=_identity(deps),
                 ),
                 method_name="resume",
             )  # fmt: skip
         if isinstance(outcome, Waits):
             outcome = drive(deps, driver, task.goal, give_back=give_back)
-        return answer(job_id, outcome)
+        return answer(job_id, outcome) | {"ledger": _identity(deps)}
+
+    def _require_ledger(self, deps: Deps) -> None:
+        """The stages of a group look into one ledger; the first one says into which."""
+        group = self._task.scope
+        if group is None or self._task.goal is Goal.PREFETCH:
+            return
+        first = self._ti.xcom_pull(task_ids=f"{group}.prefetch", map_indexes=self._ti.map_index)
+        known = first.get("ledger") if isinstance(first, Mapping) else None
+        require_ledger(deps, known)
+
+
+def _identity(deps: Deps) -> dict[str, str]:
+    return {"id": deps.ledger.ledger_id, "host": str(deps.source["host"])}
 
 
 def answer(job_id: str, outcome: Outcome) -> dict[str, Any]:

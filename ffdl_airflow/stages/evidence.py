@@ -31,7 +31,7 @@ def perform(deps: Deps, job: Job) -> Step:
         deps, job, verdict, to=(Phase.RESERVED if holds else Phase.RESERVING).value
     )
     if verdict.failure is FailureClass.CKPT_CORRUPT and state.resume:
-        facts.insert(0, _refuse_resumed(deps, resume=state.resume, verdict=verdict))
+        facts.insert(0, launch.refuse(deps, job, state.resume, reason=verdict.cause))
     keep(deps, job, facts)
     return Step(facts=tuple(facts))
 

@@ -68,6 +68,17 @@ def validate(deps: Deps, job: Job) -> Step:
     return Step(facts=(NewEvent(kind=Kind.VALIDATED, at=deps.clock(), body=body),))
 
 
+def require_ledger(deps: Deps, known: Mapping[str, Any] | None) -> None:
+    """Refuse to go on in another ledger than the job is in: it would be a second job there."""
+    if known is None or known["id"] == deps.ledger.ledger_id:
+        return
+    raise UserError(
+        f"ledger_url: found the ledger of host {deps.source['host']}, the job is in that of host "
+        f"{known['host']}; allowed: one ledger for all of Airflow's hosts",
+        next_step="set [ffdl] ledger_url to a PostgreSQL database that all hosts reach",
+    )
+
+
 def own(checkpoint_dir: str, job_id: str, ledger_id: str) -> None:
     """Mark the directory as the job's own, before its first writer exists."""
     folder = Path(checkpoint_dir)

@@ -5,7 +5,7 @@ the event, because Airflow answers a raising trigger with a failure that skips o
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from ffdl_airflow.core.errors import FfdlError
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.hooks.ffdl import FfdlHook
 from ffdl_airflow.stages.advance import Done, Driver, Ended, Outcome, Restarting, Waits
+from ffdl_airflow.stages.submit import require_ledger
 
 T = TypeVar("T")
 
@@ -61,23 +62,25 @@ class TrainingJobTrigger(BaseTrigger):
     :param ffdl_conn_id: connection; nothing secret travels in the trigger's arguments
     :param engine: engine by name, or None
     :param give_back: whether a restart that costs ends the try
+    :param ledger: id and host of the ledger that the job is in; another one is refused
     """
 
     def __init__(self, *, job_id: str, goal: str, ffdl_conn_id: str, engine: str | None,
-                 give_back: bool) -> None:  # fmt: skip
+                 give_back: bool, ledger: Mapping[str, str]) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call] # Airflow's own
         self.job_id = job_id
         self.goal = goal
         self.ffdl_conn_id = ffdl_conn_id
         self.engine = engine
         self.give_back = give_back
+        self.ledger = dict(ledger)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class and arguments, from which the triggerer makes it anew."""
         return (
             f"{type(self).__module__}.{type(self).__qualname__}",
             {"job_id": self.job_id, "goal": self.goal, "ffdl_conn_id": self.ffdl_conn_id,
-             "engine": self.engine, "give_back": self.give_back},
+             "engine": self.engine, "give_back": self.give_back, "ledger": self.ledger},
         )  # fmt: skip
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -94,6 +97,7 @@ class TrainingJobTrigger(BaseTrigger):
     async def _wait(self) -> Payload:
         hook = FfdlHook(self.ffdl_conn_id, engine=self.engine)
         deps = await sync_to_async(hook.deps)({"trigger": True})
+        require_ledger(deps, self.ledger)
         driver = Driver(deps, self.job_id)
         faults = 0
         while True:

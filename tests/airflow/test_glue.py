@@ -22,7 +22,8 @@ def test_the_trigger_comes_back_as_it_was() -> None:
     from ffdl_airflow.triggers.job import TrainingJobTrigger
 
     made = TrainingJobTrigger(job_id="digits-0123456789", goal="launch", engine="local",
-                              ffdl_conn_id="ffdl_default", give_back=True)  # fmt: skip
+                              ffdl_conn_id="ffdl_default", give_back=True,
+                              ledger={"id": "93131cb7", "host": "worker-1"})  # fmt: skip
     path, kwargs = made.serialize()
     again = import_string(path)(**json.loads(json.dumps(kwargs)))
     assert again.serialize() == (path, kwargs)
@@ -109,3 +110,16 @@ def test_the_installed_package_announces_itself() -> None:
         found = [e for e in entry_points(group=group) if e.value.startswith("ffdl_airflow")]
         assert [e.value.split(":")[1] for e in found] == [attribute], f"{group}: not installed?"
         assert found[0].load() is not None
+
+
+def test_another_ledger_is_refused_with_both_hosts(ffdl_home: Path) -> None:
+    from ffdl_airflow import services
+    from ffdl_airflow.settings import from_environment
+    from ffdl_airflow.stages.submit import require_ledger
+
+    deps = services.deps(from_environment())
+    require_ledger(deps, None)
+    require_ledger(deps, {"id": deps.ledger.ledger_id, "host": "anything"})
+    with pytest.raises(UserError, match=rf"{deps.source['host']}.*worker-1") as caught:
+        require_ledger(deps, {"id": "93131cb7", "host": "worker-1"})
+    assert "PostgreSQL" in caught.value.next_step
