@@ -165,7 +165,7 @@ class Training(Spec):
         if self.entryPoint and self.command:
             raise _wrong("command", "a command beside entryPoint", "one of the two")
         if self.entryPoint and _leads_out(self.entryPoint):
-            raise _wrong("entryPoint", repr(self.entryPoint), "a path inside code, without ..")
+            raise _wrong("entryPoint", repr(self.entryPoint), "a relative path that stays inside code")
         _require_no_secret(self.env)
         return self
 

@@ -1,11 +1,25 @@
 """Port of an engine: five methods, idempotent, safe to call by two drivers at once.
 
-Promised: a gang is placed whole or not at all; nothing is created for a placement that was ended;
-:meth:`Engine.end` leaves no process of the placement, whatever these processes do; a call that is
-repeated has no further effect. Undefined: how long a gang waits. May be refused: any call with
-InfrastructureError, when the place where gangs run cannot be reached; then nothing is known to have
-changed, and the caller asks again. Long work is never done here: ``reserve`` and ``end`` start it
-and say what is still missing.
+A *placement* is a gang that holds its resources: one agent for each replica, alive, waiting or
+running. Its id is ``<job id>/<number>``; a driver uses a number once, and the engine never again.
+
+Promised, and tried by ``testing/contracts/engine.py`` on every engine:
+
+- A gang is placed whole or not at all, and of two drivers that ask at once both get the same one.
+- A name that was ended is closed for good, also when nothing had been made under it: a driver that
+  slept between its intent and its act creates nothing.
+- :meth:`Engine.end` leaves no process of the placement, whatever these processes do, and nothing of
+  another placement or another installation is touched.
+- A gang that is not renewed leaves when its hold ends, a gang that lost its agents is gone; in both
+  cases the resources go to whoever reserves next, without a word from the gang's driver.
+- What a gang has written to its journal is observed, in order and with one dedupe key for each
+  entry, also when the gang is gone.
+- A call that is repeated has no further effect.
+
+Undefined: how long a gang waits, and in which order those of equal rank come. May be refused: any
+call with InfrastructureError, when the place where gangs run cannot be reached; then nothing is
+known to have changed, and the caller asks again. Long work is never done here: ``reserve`` and
+``end`` start it and say what is still missing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +32,17 @@ from ffdl_airflow.core.plan import GangPlan
 
 @dataclass(frozen=True)
 class Granted:
-    """The placement has its resources and its agents are on the way. ``slots`` on a local pool."""
+    """The placement has its resources and its agents are on the way. ``slots`` on a local pool.
+
+    Whether they have all come is told by ``observe``: the facts Placed, then Reserved.
+    """
 
     slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Nothing was created: what is missing and who holds it, in one sentence."""
+    """Nothing was created: what is missing and which placements hold it, in one sentence."""
 
     reason: str
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -61,7 +78,7 @@ class EndRequest:
 
 
 class AgentRefused(Exception):
-    """The gang has answered *no*. ``code`` is its reason code, for example ``stale-attempt``."""
+    """The gang has answered *no*; nothing has changed. ``code`` is its reason, one word."""
 
     def __init__(self, code: str, detail: Mapping[str, Any]) -> None:
         super().__init__(f"the gang refuses: {code} {dict(detail)}")
@@ -77,19 +94,31 @@ class AgentClient(Protocol):
     """Control of a placed gang; one implementation for all engines, with other transports."""
 
     def status(self, *, after: int = -1, wait_s: float = 0.0) -> Mapping[str, Any]:
-        """The coordinator's document; held open until it is newer than ``after``, at most 55 s."""
+        """The coordinator's document, at least ``seq``, ``state`` (agent/protocol.py), ``attempt``.
+
+        ``seq`` only grows. Held open until it is above ``after``, at most ``wait_s`` or 55 s.
+        """
         ...
 
     def go(self, order: Mapping[str, Any]) -> None:
-        """Start an attempt. Refused with ``stale-attempt``, ``not-holding`` or ``expired``."""
+        """Start an attempt.
+
+        ``order`` has ``attempt``, ``resume_from``, ``resume_step``, ``time_left_s`` and ``env``. The
+        number that was given before is answered as before. Refused with ``stale-attempt`` (a
+        newer one was given), ``not-holding`` (one runs, or the gang is not complete yet) or
+        ``expired`` (the gang leaves).
+        """
         ...
 
     def save(self, why: str) -> None:
-        """Ask for a checkpoint."""
+        """Ask for a checkpoint. Refused with ``not-running``."""
         ...
 
     def stop(self, *, mode: str, why: str, then: str) -> None:
-        """End the running attempt, ``now`` or after a ``save``; ``then`` ``hold`` or ``leave``."""
+        """End the running attempt, ``now`` or after a ``save``; ``then`` ``hold`` or ``leave``.
+
+        Answered at once. With ``hold`` the place is kept and the next attempt may be started on it.
+        """
         ...
 
     def renew(self, hold_s: float) -> None:
@@ -101,11 +130,17 @@ class Engine(Protocol):
     """See the module's docstring for what is promised."""
 
     def capacity(self) -> Inventory:
-        """What there is, what is free, and who has the rest."""
+        """What there is, what is free, and who has the rest.
+
+        A gang that left by itself may be counted until somebody reserves or ends it.
+        """
         ...
 
     def reserve(self, plan: GangPlan) -> Granted | Waiting | Over:
-        """See to it that the gang is placed."""
+        """See to it that the gang is placed: the same answer however often it is asked for.
+
+        Agents that are missing are started again, as long as the placement was not given up.
+        """
         ...
 
     def connect(self, placement_id: str) -> AgentClient:
@@ -113,11 +148,19 @@ class Engine(Protocol):
         ...
 
     def observe(self, placement_id: str, after: int) -> Observation:
-        """One look: presence, status, and the journal's entries after ``after``."""
+        """One look: presence, status, and the journal's entries whose number is above ``after``.
+
+        ABSENT: never made and never ended. GONE: no agent lives. The status is None where nobody
+        answers, which by itself does not mean GONE.
+        """
         ...
 
     def end(self, placement_id: str, request: EndRequest) -> Evidence | Ending:
-        """See to it that nothing of the placement is left."""
+        """Close the name for good, and see to it that nothing of the placement is left.
+
+        Asked again until it is Evidence. What ran is told to stop first, as the request says, so
+        that its last words are in the journal; what does not listen is killed.
+        """
         ...
 
 

@@ -132,7 +132,7 @@ import ffdl
 ffdl.progress(3, loss=1)
 pid = os.fork()
 if pid == 0:
-    time.sleep(0.25)
+    time.sleep(0.55)
     ffdl.progress(9)
     ffdl.should_save()
     with ffdl.checkpoint(9) as path:

@@ -35,7 +35,7 @@ MakeEngine = Callable[..., LocalEngine]
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    """``plan(name, replicas=1, placement=1, hold_s=60, program=STEADY, args=(), env={})``."""
+    """``plan(name, replicas=1, placement=1, hold_s=60, program=(STEADY,), env={})``."""
 
     def make(
         name: str,
@@ -43,20 +43,17 @@ def plan(tmp_path: Path) -> Plan:
         replicas: int = 1,
         placement: int = 1,
         hold_s: float = 60.0,
-        program: str = STEADY,
-        args: tuple[str, ...] = (),
+        program: tuple[str, ...] = (STEADY,),
         env: dict[str, str] | None = None,
     ) -> GangPlan:
-        command = [sys.executable, "-S", "-c", program, *args]
+        command = [sys.executable, "-S", "-c", *program]
         training = {"framework": "custom", "command": command, "env": env or {}}
         root = tmp_path / "jobs" / name
         places = Places(
             checkpoint_dir=str(root / "checkpoints"), output_dir=str(root / "output"),
             log_dir=str(root / "output"), python=sys.executable,
         )  # fmt: skip
-        timing = Timing(
-            heartbeat_s=0.1, silent_s=3.0, hold_s=hold_s, placement_s=20.0, grace_s=1.0
-        )
+        timing = Timing(heartbeat_s=0.1, silent_s=3.0, hold_s=hold_s, placement_s=20.0, grace_s=1.0)
         return build(
             builders.job(training=training, replicas=replicas), job_id=f"{name}-0123456789",
             placement=placement, places=places, timing=timing, generations={}, master="127.0.0.1",
@@ -71,11 +68,8 @@ def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
     made: list[LocalEngine] = []
 
     def make(state_dir: Path = tmp_path / "state", **changes: Any) -> LocalEngine:
-        settings = LocalSettings(
-            **{"slots": SLOTS, "gpus": False, "installation_key": b"a key of this test",
-               "state_dir": state_dir, **changes}  # fmt: skip
-        )
-        made.append(LocalEngine(settings))
+        usual = {"slots": SLOTS, "gpus": False, "installation_key": b"a key of this test"}
+        made.append(LocalEngine(LocalSettings(state_dir=state_dir, **{**usual, **changes})))
         return made[-1]
 
     yield make

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 from ffdl_airflow.agent import protocol
@@ -37,14 +36,13 @@ from ffdl_airflow.engines.base import (
 from ffdl_airflow.engines.client import HttpAgentClient
 from ffdl_airflow.engines.local import processes, sockets
 from ffdl_airflow.engines.local.pool import Request, SlotPool
+from ffdl_airflow.engines.local.transport import UnixTransport
 
 _AGENT_FILE = "agent.json"
 """In a replica's folder: which process its newest agent is."""
 _PATIENCE_S = 8.0
 """After this long (plus the grace of a save) what was told to leave is killed. Chosen: the agent's
 own SIGTERM → SIGKILL takes 5 s."""
-_NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
-"""A call a second on a Unix socket: no connection is worth keeping, and none stays open."""
 _PARENT_ENV = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
                "VIRTUAL_ENV", "SSL_CERT_FILE")  # fmt: skip
 """What agents get of the driver's environment. Airflow's settings are not among it: they hold the
@@ -90,9 +88,7 @@ class LocalEngine:
         folder = self._folder(plan.placement_id)
         if self._ended(folder):
             return Over()
-        request = Request(
-            placement_id=plan.placement_id, slots=plan.slots, priority=plan.priority
-        )
+        request = Request(placement_id=plan.placement_id, slots=plan.slots, priority=plan.priority)
         granted = self._pool.grant(request)
         if isinstance(granted, Waiting):
             return granted
@@ -115,9 +111,8 @@ class LocalEngine:
         plan = protocol.read_json(str(folder / protocol.PLAN_FILE)) or {}
         path = str(plan.get("coordinator", {}).get("unix") or folder / "nobody")
         token = protocol.token_for(self.settings.installation_key, placement_id)
-        # No TLS on a Unix socket; making its context would cost 20 ms (measured).
         client = HttpAgentClient(
-            httpx.HTTPTransport(uds=path, verify=False, limits=_NO_KEEPALIVE), token,
+            UnixTransport(path), token,
             reachable=lambda: bool(plan) and self._coordinator_is_there(plan),
         )  # fmt: skip
         if plan:
@@ -326,9 +321,7 @@ class LocalEngine:
             "coordinator": {"unix": replicas[0]["socket"]}, "replicas": replicas, **common,
         }  # fmt: skip
 
-    def _replica(
-        self, folder: Path, replica: ReplicaPlan, slots: list[int]
-    ) -> dict[str, Any]:
+    def _replica(self, folder: Path, replica: ReplicaPlan, slots: list[int]) -> dict[str, Any]:
         env = dict(replica.env)
         if self.settings.gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, slots)) if replica.gpu else ""
