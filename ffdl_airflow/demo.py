@@ -57,7 +57,7 @@ def _prepare(home: Path) -> None:
             shutil.copyfile(source, target)  # an equal file stays as it is: nothing to fetch anew
     os.environ.update(_airflow_settings(home))
     export = [sys.executable, str(dags / "digits" / "export_data.py"), str(dags / "digits-data")]
-    subprocess.run(export, check=True)  # noqa: S603 - our own program
+    subprocess.run(export, check=True)
 
 
 def _airflow_settings(home: Path) -> Mapping[str, str]:
@@ -89,8 +89,8 @@ def _fernet_key(path: Path) -> str:
 def _load_dag(home: Path) -> Any:
     """Airflow is imported here and not before: it reads its settings at import."""
     warnings.simplefilter("ignore")  # of Airflow's own parts, about one another
-    from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415
-    from airflow.utils.db import initdb  # noqa: PLC0415
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.utils.db import initdb
 
     if not (home / "airflow.db").exists():
         initdb()

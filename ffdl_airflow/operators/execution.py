@@ -12,7 +12,10 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from ffdl_airflow.core.errors import (
-    AttemptFailed, FfdlError, InfrastructureError, TrainingFailed,
+    AttemptFailed,
+    FfdlError,
+    InfrastructureError,
+    TrainingFailed,
 )  # fmt: skip
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.job import TrainingJob, job_id_for

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context
 
-from ffdl_airflow.core.job import TrainingJob
 from ffdl_airflow.core.goal import Goal
+from ffdl_airflow.core.job import TrainingJob
 from ffdl_airflow.hooks.ffdl import DEFAULT_CONN_ID
 from ffdl_airflow.operators.retry_policy import FfdlRetryPolicy
 

@@ -50,8 +50,12 @@ class Payload:
         """From the event; raises ValueError for one that is not ours."""
         if not isinstance(event, dict) or event.get("v") != 1 or "kind" not in event:
             raise ValueError(f"the trigger's event is not ours: {event!r}")
-        return cls(kind=event["kind"], verdict=dict(event.get("verdict") or {}),
-                   delay_s=float(event.get("delay_s", 0)), text=str(event.get("text", "")))  # fmt: skip
+        return cls(
+            kind=event["kind"],
+            verdict=dict(event.get("verdict") or {}),
+            delay_s=float(event.get("delay_s", 0)),
+            text=str(event.get("text", "")),
+        )
 
 
 class TrainingJobTrigger(BaseTrigger):
@@ -89,7 +93,7 @@ class TrainingJobTrigger(BaseTrigger):
             payload = await self._wait()
         except FfdlError as error:
             payload = Payload(kind="error", verdict={}, text=error.message)
-        except Exception as error:  # noqa: BLE001 - a raising trigger skips the task's code
+        except Exception as error:
             self.log.exception("job %s", self.job_id)
             payload = Payload(kind="error", verdict={}, text=f"{type(error).__name__}: {error}")
         yield TriggerEvent(payload.document())

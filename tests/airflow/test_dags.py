@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def test_an_operator_returns_the_model(run_dag: RunDag, deferrable: bool) -> Non
     assert result["phase"] == "Succeeded"
     assert result["model"] == {"name": "count", "version": 1,
                                "sha256": row.summary["model"]["sha256"]}  # fmt: skip
-    assert result["checkpoint"]["step"] == 12  # noqa: PLR2004
+    assert result["checkpoint"]["step"] == 12
 
 
 def test_a_failure_that_costs_is_a_try_and_the_next_one_resumes(run_dag: RunDag) -> None:
@@ -92,12 +91,12 @@ def test_a_failure_that_costs_is_a_try_and_the_next_one_resumes(run_dag: RunDag)
     events = _ledger().read(row.job_id)
     assert _states(run) == {"train": "success"}, [str(e.document()) for e in events]
     (ti,) = run.get_task_instances()
-    assert ti.try_number == 2  # noqa: PLR2004
+    assert ti.try_number == 2
     (restart,) = [event for event in events if event.kind is Kind.RESTART_DECIDED]
     assert restart.body["costs"] is True
     went = [event.body["resume"] for event in events if event.kind is Kind.GO_INTENDED]
     assert went[0] is None
-    assert went[1]["step"] == 4  # noqa: PLR2004
+    assert went[1]["step"] == 4
     model = row.summary["model"]
     assert (Path(model["path"]) / "weights.txt").read_text().strip() == weights_after(12)
 
@@ -110,7 +109,7 @@ def test_a_user_error_fails_at_once_and_creates_nothing(run_dag: RunDag, ffdl_ho
     (ti,) = run.get_task_instances()
     assert ti.try_number == 1
     assert _ledger().jobs() == []
-    assert os.listdir(ffdl_home / "checkpoints") == []
+    assert list((ffdl_home / "checkpoints").iterdir()) == []
 
 
 def _xcom(ti: Any) -> Any:

@@ -40,9 +40,9 @@ def test_an_event_that_is_not_ours_is_refused(event: Any) -> None:
 def test_tries_follow_the_budget() -> None:
     from ffdl_airflow.operators.stage import tries_for
 
-    assert tries_for(job(backoffLimit=1)) == 4  # noqa: PLR2004
-    assert tries_for(job_document()) == 6  # noqa: PLR2004
-    assert tries_for("jobs/bert.yaml") == 6  # noqa: PLR2004
+    assert tries_for(job(backoffLimit=1)) == 4
+    assert tries_for(job_document()) == 6
+    assert tries_for("jobs/bert.yaml") == 6
 
 
 def test_the_retry_policy_follows_the_verdict() -> None:

@@ -50,10 +50,14 @@ def test_the_migrations_make_the_tables_of_the_code(tmp_path: Path) -> None:
     assert set(made.tables) - {VERSION_TABLE} == set(METADATA.tables)
     for name, table in METADATA.tables.items():
         shape = {c.name: (str(c.type), c.nullable, c.primary_key) for c in table.columns}
-        found = {c.name: (str(c.type), c.nullable, c.primary_key) for c in made.tables[name].columns}
+        found = {
+            c.name: (str(c.type), c.nullable, c.primary_key) for c in made.tables[name].columns
+        }
         assert found == shape
     with engine.connect() as connection:
-        version = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+        version = connection.execute(
+            sa.select(sa.column("version_num")).select_from(sa.table(VERSION_TABLE))
+        ).scalar()
     assert version == HEAD
 
 
@@ -87,20 +91,24 @@ def test_a_full_database_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
     path = tmp_path / "ledger.db"
     ledger = SqlLedger(f"sqlite:///{path}")
     ledger.append(Batch(stream=JOB, expected_seq=0, events=[new()]))
-    limit = os.path.getsize(path) // 4096 + 2
+    limit = path.stat().st_size // 4096 + 2
 
     @sa.event.listens_for(ledger._engine, "connect")
     def limited(connection: sqlite3.Connection, _: object) -> None:
         connection.execute(f"PRAGMA max_page_count={limit}")
 
-    acknowledged = 1
-    with pytest.raises(InfrastructureError, match=r"full.*make room") as caught:
+    acknowledged = [1]
+
+    def append_until_full() -> None:
         for number in range(1, 500):
             events = [new(step=number) for _ in range(20)]
-            ledger.append(Batch(stream=JOB, expected_seq=acknowledged, events=events))
-            acknowledged += 20
+            ledger.append(Batch(stream=JOB, expected_seq=sum(acknowledged), events=events))
+            acknowledged.append(20)
+
+    with pytest.raises(InfrastructureError, match=r"full.*make room") as caught:
+        append_until_full()
     assert "nothing that was acknowledged is lost" in caught.value.next_step
-    assert len(SqlLedger(f"sqlite:///{path}").read(JOB)) == acknowledged
+    assert len(SqlLedger(f"sqlite:///{path}").read(JOB)) == sum(acknowledged)
 
 
 def test_a_database_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
