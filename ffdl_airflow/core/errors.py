@@ -95,6 +95,40 @@ class NotFoundError(FfdlError):
     default_next_step = "`ffdl get` lists the jobs, `ffdl registry list` the models"
 
 
+class CodedError(FfdlError):
+    """Base of adapters' errors: a reason code, what was found and what is allowed.
+
+    The caller adds the path of the field in the user's spec.
+    """
+
+    def __init__(self, cause: str, *, code: str, found: str = "", allowed: str = "",
+                 next_step: str = "") -> None:  # fmt: skip
+        self.code = code
+        self.found = found
+        self.allowed = allowed
+        super().__init__(cause, next_step=next_step)
+
+    def report(self) -> dict[str, Any]:
+        """The error as a plain document; :class:`ErrorReport` reads it."""
+        return {
+            "code": self.code, "text": self.cause, "found": self.found, "allowed": self.allowed,
+            "next_step": self.next_step, "fault": self.fault, "retryable": self.retryable,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorReport:
+    """A :class:`CodedError` of another process, as it has reported it."""
+
+    code: str
+    text: str
+    found: str
+    allowed: str
+    next_step: str
+    fault: str
+    retryable: bool
+
+
 class _VerdictError(FfdlError):
     def __init__(self, cause: str, *, verdict: Mapping[str, Any], evidence: str = "",
                  next_step: str = "") -> None:  # fmt: skip

@@ -11,7 +11,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from ffdl_airflow.core.errors import FfdlError, InfrastructureError, NotFoundError, UserError
+from ffdl_airflow.core.errors import CodedError, InfrastructureError, NotFoundError, UserError
 from ffdl_airflow.core.model import AuditEntry, ModelIdentity, ModelVersion, PublishRequest
 
 # Reasons, ``code`` of a RegistryError.
@@ -27,15 +27,8 @@ BROKEN_VERSION = "BROKEN_VERSION"
 PUBLISHER_DIED = "PUBLISHER_DIED"
 
 
-class RegistryError(FfdlError):
-    """Base. The caller adds the path of the field in the user's spec."""
-
-    def __init__(self, cause: str, *, code: str, found: str = "", allowed: str = "",
-                 next_step: str = "") -> None:  # fmt: skip
-        self.code = code
-        self.found = found
-        self.allowed = allowed
-        super().__init__(cause, next_step=next_step)
+class RegistryError(CodedError):
+    """Base."""
 
 
 class PublishRefused(RegistryError, UserError):

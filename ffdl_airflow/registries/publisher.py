@@ -17,31 +17,12 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from ffdl_airflow.agent import detached, protocol
-from ffdl_airflow.core.errors import FfdlError
+from ffdl_airflow.core.errors import ErrorReport, FfdlError
 from ffdl_airflow.core.model import ModelIdentity, ModelVersion, PublishRequest
 from ffdl_airflow.registries import base
 from ffdl_airflow.registries.store import DirectoryRegistry, PublishStopped, translated
 
 MODULE = "ffdl_airflow.registries.publisher"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishError:
-    """Why a publication failed. ``code``: constants of ``registries.base``."""
-
-    code: str
-    text: str
-    found: str
-    allowed: str
-    next_step: str
-    fault: Literal["user", "infrastructure"]
-    retryable: bool
-
-    def as_exception(self) -> base.RegistryError:
-        """The error to raise, in the one tree of errors."""
-        kind = base.PublishRefused if self.fault == "user" else base.RegistryUnusable
-        return kind(self.text, code=self.code, found=self.found, allowed=self.allowed,
-                    next_step=self.next_step)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +35,7 @@ class PublishState:
     state: Literal["running", "ready", "failed"]
     version: ModelVersion | None = None
     path: Path | None = None
-    error: PublishError | None = None
+    error: ErrorReport | None = None
     bytes_done: int = 0
     bytes_total: int | None = None
     started_at: str | None = None
@@ -129,7 +110,7 @@ def _identity(request: PublishRequest) -> ModelIdentity:
 
 def _failed(answer: Mapping[str, Any]) -> PublishState:
     return PublishState(
-        state="failed", error=PublishError(**answer["error"]),
+        state="failed", error=ErrorReport(**answer["error"]),
         started_at=answer.get("started_at"), ended_at=answer.get("ended_at"),
     )  # fmt: skip
 
@@ -149,15 +130,7 @@ def describe_error(error: FfdlError) -> dict[str, Any]:
     """An error as a plain document, for the answer."""
     if not isinstance(error, base.RegistryError):
         error = base.RegistryUnusable(error.cause, code=base.UNUSABLE)
-    return {
-        "code": error.code,
-        "text": error.cause,
-        "found": error.found,
-        "allowed": error.allowed,
-        "next_step": error.next_step,
-        "fault": error.fault,
-        "retryable": error.retryable,
-    }
+    return error.report()
 
 
 def main(arguments: list[str]) -> int:

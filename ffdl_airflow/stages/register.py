@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from ffdl_airflow.agent import protocol
+from ffdl_airflow.core.errors import ErrorReport
 from ffdl_airflow.core.events import Kind, NewEvent
 from ffdl_airflow.core.failures.classes import FailureClass
 from ffdl_airflow.core.failures.rules import Verdict
 from ffdl_airflow.core.model import CheckpointRef, CodeRef, ModelMetadata, PublishRequest
-from ffdl_airflow.registries.publisher import PublishError, PublishState
+from ffdl_airflow.registries.publisher import PublishState
 from ffdl_airflow.stages.deps import Deps, Job, Step, Wait
 from ffdl_airflow.stages.verdicts import decided
 
@@ -39,7 +40,7 @@ def request_for(deps: Deps, job: Job) -> PublishRequest:
     stores = state.data.get("stores", {})
     code = stores.get("code")
     if spec.model is None:
-        raise AssertionError(f"{state.job_id} has no spec.model")  # noqa: EM102 - a bug of ours
+        raise AssertionError(f"{state.job_id} has no spec.model")
     slo = {} if spec.slo.latency is None else {"latency": spec.slo.latency}
     return PublishRequest(
         name=spec.model.name, version=spec.model.version, job=state.job_id,
@@ -71,7 +72,7 @@ def read_metrics(output_dir: str) -> dict[str, float]:
 def _registered(deps: Deps, state: PublishState) -> NewEvent:
     version = state.version
     if version is None:
-        raise AssertionError("a ready publication has a version")  # noqa: EM101 - a bug of ours
+        raise AssertionError("a ready publication has a version")
     body: dict[str, Any] = {
         "name": version.name, "version": version.version, "sha256": version.sha256,
         "path": str(state.path), "checkpoint": version.checkpoint.model_dump(),
@@ -81,7 +82,7 @@ def _registered(deps: Deps, state: PublishState) -> NewEvent:
                     dedupe=f"model:{version.name}:{version.version}")  # fmt: skip
 
 
-def _failed(deps: Deps, job: Job, error: PublishError) -> Step:
+def _failed(deps: Deps, job: Job, error: ErrorReport) -> Step:
     user = error.fault == "user"
     verdict = Verdict(
         failure=FailureClass.CONFIG if user else FailureClass.STORAGE_TRANSIENT,

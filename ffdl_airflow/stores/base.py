@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from ffdl_airflow.core.data import Entry
-from ffdl_airflow.core.errors import FfdlError, InfrastructureError, UserError
+from ffdl_airflow.core.errors import CodedError, InfrastructureError, UserError
 
 # Reasons, ``code`` of a StoreError. Those of single keys are in core/data.py.
 MISSING = "MISSING"
@@ -32,15 +32,8 @@ MOVER_DIED = "MOVER_DIED"
 INTERNAL = "INTERNAL"
 
 
-class StoreError(FfdlError):
-    """Base. The caller adds the path of the field in the user's spec."""
-
-    def __init__(self, cause: str, *, code: str, found: str = "", allowed: str = "",
-                 next_step: str = "") -> None:  # fmt: skip
-        self.code = code
-        self.found = found
-        self.allowed = allowed
-        super().__init__(cause, next_step=next_step)
+class StoreError(CodedError):
+    """Base."""
 
 
 class SourceError(StoreError, UserError):

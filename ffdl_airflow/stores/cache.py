@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ffdl_airflow.agent import detached, protocol
 from ffdl_airflow.core.data import GenerationFile
+from ffdl_airflow.core.errors import ErrorReport
 from ffdl_airflow.stores import base, generations
 from ffdl_airflow.stores.adapters import require_adapter
 from ffdl_airflow.stores.layout import StoreLayout
@@ -35,25 +36,6 @@ class MoveProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveError:
-    """Why a move failed. ``code``: constants of ``stores.base`` and ``core.data`` (KEY_…)."""
-
-    code: str
-    text: str
-    found: str
-    allowed: str
-    next_step: str
-    fault: Literal["user", "infrastructure"]
-    retryable: bool
-
-    def as_exception(self) -> base.StoreError:
-        """The error to raise, in the one tree of errors."""
-        kind = base.SourceError if self.fault == "user" else base.CacheError
-        return kind(self.text, code=self.code, found=self.found, allowed=self.allowed,
-                    next_step=self.next_step)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MoveState:
     """What is known of a move. ``path`` is the folder with the data, when ``state`` is ready.
 
@@ -65,7 +47,7 @@ class MoveState:
     generation: str | None = None
     path: Path | None = None
     progress: MoveProgress = MoveProgress()
-    error: MoveError | None = None
+    error: ErrorReport | None = None
     warnings: tuple[str, ...] = ()
     facts: Mapping[str, Any]
     started_at: str | None = None
@@ -261,7 +243,7 @@ def _ready(layout: StoreLayout, document: Mapping[str, Any]) -> MoveState:
 
 def _failed(document: Mapping[str, Any]) -> MoveState:
     return MoveState(
-        state="failed", error=MoveError(**document["error"]),
+        state="failed", error=ErrorReport(**document["error"]),
         progress=_progress(document.get("progress", {})), facts={},
         started_at=document.get("started_at"), ended_at=document.get("ended_at"),
     )  # fmt: skip

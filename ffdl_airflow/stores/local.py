@@ -68,7 +68,7 @@ def open_path(
     return FileStore(Path(path))
 
 
-def _nothing(name: str, folder: bool) -> bool:  # noqa: ARG001, FBT001 - the form of `Ignored`
+def _nothing(name: str, folder: bool) -> bool:  # noqa: FBT001 - the form of `Ignored`
     return False
 
 

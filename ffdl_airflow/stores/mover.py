@@ -262,15 +262,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
     if not isinstance(error, base.StoreError):
         text = f"the mover failed: {type(error).__name__}: {error}"
         error = base.CacheError(text, code=base.INTERNAL, next_step="see the mover's log")
-    return {
-        "code": error.code,
-        "text": error.cause,
-        "found": error.found,
-        "allowed": error.allowed,
-        "next_step": error.next_step,
-        "fault": error.fault,
-        "retryable": error.retryable,
-    }
+    return error.report()
 
 
 if __name__ == "__main__":
