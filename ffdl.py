@@ -121,7 +121,7 @@ def checkpoint(step: int, shards: int = 1) -> Iterator[Path]:
         except BaseException as error:
             _link.abort_checkpoint(path, step, shards=shards, error=error)
             if isinstance(error, OSError):
-                message = "checkpoint of step %d cannot be written: %s" % (step, error)
+                message = "checkpoint of step %d cannot be written to %s: %s" % (step, path, error)
                 raise CheckpointError(message) from error
             raise
         _link.close_checkpoint(step, shards)
@@ -262,7 +262,7 @@ class _Link:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             self.abort_checkpoint(path, step, shards=shards, error=error)
-            message = "checkpoint of step %d cannot be written: %s" % (step, error)
+            message = "checkpoint of step %d cannot be written to %s: %s" % (step, path, error)
             raise CheckpointError(message) from error
         return path
 

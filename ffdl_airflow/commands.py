@@ -2,26 +2,29 @@
 
 import argparse
 import fcntl
+import json
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from ffdl_airflow import console, report, services
-from ffdl_airflow.core.errors import NotFoundError, TrainingFailed, UserError
+from ffdl_airflow.core.errors import (
+    FfdlError, JobStopped, NotFoundError, TrainingFailed, UserError,
+)  # fmt: skip
 from ffdl_airflow.core.events import Event
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.job import TrainingJob, job_id_for
 from ffdl_airflow.core.lifecycle import JobState, Phase, fold
-from ffdl_airflow.core.manifests.ffdl import read_yaml, read_job
-from ffdl_airflow.core.goal import Goal
+from ffdl_airflow.core.manifests.ffdl import read_job, read_yaml
 from ffdl_airflow.engines.base import SupportsTail
 from ffdl_airflow.settings import from_environment
-from ffdl_airflow.stages import wishes
+from ffdl_airflow.stages import look, wishes
 from ffdl_airflow.stages.advance import Driver, Ended, Outcome
 from ffdl_airflow.stages.deps import Deps
 from ffdl_airflow.stages.drive import drive
@@ -44,27 +47,27 @@ def validate(options: Options) -> int:
     check(_deps(), job, job_id=job_id_for(job.metadata.name, "validate"))
     limit = job.spec.time_limit_s
     text = f"{options.file}: valid; {job.spec.gang_size} replicas, {job.spec.total_gpus} GPUs"
-    console.line(f"{text}, time limit {f'{limit:.0f} s of running' if limit else 'none'}")
+    text += f", time limit {f'{limit:.0f} s of running' if limit else 'none'}"
+    console.answer(text, {"valid": True, "spec": job.document()}, output=options.output)
     return 0
 
 
 def run(options: Options) -> int:
     """Run a job to its end, or go on with one."""
     deps = _deps()
-    if options.job is None and options.file is None:
-        raise UserError("ffdl run: found neither -f FILE nor --job ID, allowed: one of them or both")
-    job = _read_manifest(options.file) if options.file else None
     if options.job is not None:
-        job_id = options.job
-        _continue(deps, job_id, job)
-    else:
-        if job is None:
-            raise AssertionError  # the parser demands one of both
-        job_id = job_id_for(job.metadata.name, secrets.token_hex(16))
-        submit(deps, job, job_id=job_id, owner=_owner())
-    console.line(f"job {job_id}")
+        _events(deps, options.job)
+    job = _read_manifest(options.file) if options.file else None
+    job_id = options.job or _new_id(deps, job)
     with _only_driver(deps, job_id):
-        outcome = _drive(deps, job_id, Goal(options.until))
+        if options.job is not None:
+            _continue(deps, job_id, job)
+        beside = console.beside(options.output)
+        console.line(f"job {job_id}", to=beside)
+        with console.ProgressDisplay(beside) as display:
+            goal = Goal(options.until)
+            outcome = drive(deps, Driver(deps, job_id), goal, on_wait=display.waits)
+            display.phases(outcome.state)
     return _finish(deps, job_id, outcome=outcome, options=options)
 
 
@@ -75,7 +78,7 @@ def get(options: Options) -> int:
     if options.job and not rows:
         raise NotFoundError(f"there is no job {options.job}")
     now = datetime.now(timezone.utc)
-    shown = [console.job_row(row, now) for row in rows]
+    shown = [console.job_row(look.brought_up(deps, row), now) for row in rows]
     columns = _WIDE if options.output == "wide" else _SHORT
     console.print_rows(shown, output=options.output, columns=columns)
     return 0
@@ -85,7 +88,7 @@ def describe(options: Options) -> int:
     """Tell a job's story: phases, attempts, data, cost, model."""
     deps = _deps()
     document = report.describe(
-        options.job, _events(deps, options.job), now=datetime.now(timezone.utc)
+        options.job, _story(deps, options.job), now=datetime.now(timezone.utc)
     )
     document["status"] = deps.ledger.jobs(options.job)[0].status
     console.print_document(document, output=options.output)
@@ -94,9 +97,10 @@ def describe(options: Options) -> int:
 
 def events(options: Options) -> int:
     """Print the events of a job."""
-    rows = [event.document() for event in _events(_deps(), options.job)]
-    for row in rows:
-        row["text"] = _event_text(row["body"])
+    rows = [
+        event.document() | {"text": report.event_text(event)}
+        for event in _story(_deps(), options.job)
+    ]
     columns = ("seq", "at", "kind", "attempt", "text")
     console.print_rows(rows, output=options.output, columns=columns)
     return 0
@@ -108,14 +112,15 @@ def logs(options: Options) -> int:
     _events(deps, options.job)
     path = _log_path(deps, options)
     with Path(path).open("rb") as file:
+        last = not options.follow
         while True:
             block = file.read(1 << 16)
             if block:
                 sys.stdout.buffer.write(block)
                 sys.stdout.flush()
-            elif not options.follow or _is_over(deps, options.job):
+            elif last:
                 return 0
-            else:
+            elif not (last := _is_over(deps, options.job)):  # what came since is still to be read
                 time.sleep(_FOLLOW_S)
 
 
@@ -128,11 +133,14 @@ def evidence(options: Options) -> int:
     number = options.attempt or (numbers[-1] if numbers else None)
     folder = root / str(number) / "evidence"
     if not folder.is_dir():
-        raise NotFoundError(f"no attempt of {options.job} has left evidence", next_step="only failed "
-                            "attempts do")  # fmt: skip
-    console.line((folder / "verdict.json").read_text())
-    for path in sorted((folder / "ranks").iterdir()):
-        console.line(f"--- rank {path.stem}\n{path.read_text(errors='replace')}")
+        which = "no attempt" if options.attempt is None else f"attempt {number}"
+        raise NotFoundError(f"{which} of {options.job} has left evidence",
+                            next_step="only failed attempts do; see `ffdl describe`")  # fmt: skip
+    verdict = json.loads((folder / "verdict.json").read_text())
+    paths = sorted((folder / "ranks").iterdir(), key=lambda path: int(path.stem))
+    tails = {path.stem: path.read_text(errors="replace") for path in paths}
+    document = {"attempt": number, "verdict": verdict, "tails": tails, "folder": str(folder)}
+    console.answer(report.evidence_text(document), document, output=options.output)
     return 0
 
 
@@ -140,12 +148,15 @@ def stop(options: Options) -> int:
     """Stop a job: save first, or at once."""
     deps = _deps()
     mode = "now" if options.now else "save"
-    if fold(options.job, _events(deps, options.job)).terminal:
-        console.line(f"{options.job} has ended already")
-        return 0
-    wishes.stop(deps, options.job, mode=mode, by=user_name())
-    outcome = drive(deps, Driver(deps, options.job), Goal.REGISTER)
-    console.line(f"{options.job} {outcome.state.phase}: {outcome.state.reason}")
+    state = fold(options.job, _events(deps, options.job))
+    before = "has ended already: " if state.terminal else ""
+    if not state.terminal:
+        wishes.stop(deps, options.job, mode=mode, by=user_name())
+        state = drive(deps, Driver(deps, options.job), Goal.REGISTER).state
+    reason = f": {state.reason}" if state.reason else ""
+    text = f"{options.job} {before}{state.phase}{reason}"
+    document = {"job": options.job, "phase": str(state.phase), "reason": state.reason}
+    console.answer(text, document, output=options.output)
     return 0
 
 
@@ -154,10 +165,13 @@ def save(options: Options) -> int:
     deps = _deps()
     state = fold(options.job, _events(deps, options.job))
     if state.phase is not Phase.RUNNING:
-        raise UserError(f"job {options.job}: found phase {state.phase}, allowed: Running")
+        raise UserError(f"job {options.job}: found phase {state.phase}, allowed: Running",
+                        next_step="a checkpoint is made by what runs; see `ffdl get`")  # fmt: skip
     wishes.save(deps, options.job, by=user_name())
-    outcome = Driver(deps, options.job).advance(Goal.LAUNCH)
-    console.line(f"{options.job}: a checkpoint was asked for at step {outcome.state.step}")
+    step = Driver(deps, options.job).advance(Goal.LAUNCH).state.step
+    text = f"{options.job}: a checkpoint was asked for"
+    text += "" if step is None else f" after step {step}"
+    console.answer(text, {"job": options.job, "step": step}, output=options.output)
     return 0
 
 
@@ -175,6 +189,8 @@ def registry(options: Options) -> int:
         found = models.get(options.name, options.version)
         console.print_document(found.model_dump(mode="json"), output=options.output)
         return 0
+    if options.name is not None:
+        models.get(options.name)  # says so where there is no such model
     rows = [version.model_dump(mode="json") for version in models.list(options.name)]
     for row in rows:
         row["step"] = row["checkpoint"]["step"]
@@ -201,6 +217,15 @@ def _read_manifest(path: str) -> TrainingJob:
     return read_job(resolve_paths(read_yaml(text, source=path), base), source=path)
 
 
+def _new_id(deps: Deps, job: TrainingJob | None) -> str:
+    """Submit a new job under an id of its own."""
+    if job is None:
+        raise UserError("ffdl run: found neither -f FILE nor --job ID, allowed: one of them or both")
+    job_id = job_id_for(job.metadata.name, secrets.token_hex(16))
+    submit(deps, job, job_id=job_id, owner=_owner())
+    return job_id
+
+
 def _continue(deps: Deps, job_id: str, job: TrainingJob | None) -> None:
     """``run --job``: a job that has ended begins again from its newest checkpoint."""
     state = fold(job_id, _events(deps, job_id))
@@ -214,29 +239,31 @@ def _continue(deps: Deps, job_id: str, job: TrainingJob | None) -> None:
                      mode=state.spec["spec"]["checkpoint"]["onClear"])  # fmt: skip
 
 
-def _drive(deps: Deps, job_id: str, until: Goal) -> Outcome:
-    with console.ProgressDisplay() as display:
-        outcome = drive(deps, Driver(deps, job_id), until, on_wait=display.waits)
-        display.phases(outcome.state)
-    return outcome
-
-
 def _finish(deps: Deps, job_id: str, *, outcome: Outcome, options: Options) -> int:
     if options.output in ("json", "yaml"):
         now = datetime.now(timezone.utc)
         document = report.describe(job_id, _events(deps, job_id), now=now)
         console.print_document(document, output=options.output)
     if isinstance(outcome, Ended):
-        state = outcome.state
-        raise TrainingFailed(
-            f"job {job_id} {state.phase}: {state.reason}", verdict=state.verdict or {},
-            evidence=f"ffdl evidence {job_id}; ffdl logs {job_id}",
-            next_step=str((state.verdict or {}).get("next_step") or "see ffdl describe"),
-        )  # fmt: skip
+        raise _ended(job_id, outcome.state)
     model = outcome.state.model
     if model is not None:
-        console.line(f"model {model['name']} version {model['version']} sha256 {model['sha256']}")
+        text = f"model {model['name']} version {model['version']} sha256 {model['sha256']}"
+        console.line(text, to=console.beside(options.output))
     return 0
+
+
+def _ended(job_id: str, state: JobState) -> FfdlError:
+    """A job that is over without having reached the goal, as an error."""
+    cause = f"job {job_id} {state.phase}: {state.reason}"
+    if state.phase is Phase.STOPPED:
+        return JobStopped(cause, next_step=f"`ffdl run --job {job_id}` goes on with it")
+    verdict = state.verdict or {}
+    ran = f"`ffdl evidence {job_id}`, `ffdl logs {job_id}`"
+    return TrainingFailed(
+        cause, verdict=verdict, evidence=ran if state.attempt else f"`ffdl events {job_id}`",
+        next_step=str(verdict.get("next_step") or f"see `ffdl describe {job_id}`"),
+    )  # fmt: skip
 
 
 @contextmanager
@@ -265,8 +292,16 @@ def _events(deps: Deps, job_id: str) -> list[Event]:
     return found
 
 
+def _story(deps: Deps, job_id: str) -> list[Event]:
+    """The log, and what the gang has written down since; nobody has to drive for that."""
+    found = look.story(deps, job_id)
+    if not found:
+        raise NotFoundError(f"there is no job {job_id}")
+    return found
+
+
 def _is_over(deps: Deps, job_id: str) -> bool:
-    state: JobState = fold(job_id, _events(deps, job_id))
+    state: JobState = fold(job_id, _story(deps, job_id))
     return not state.attempt_open
 
 
@@ -281,13 +316,6 @@ def _log_path(deps: Deps, options: Options) -> str:
         raise NotFoundError(f"{options.job} has no log of attempt {attempt} rank {options.rank}",
                             next_step=f"there are: {have}")  # fmt: skip
     return found[-1]
-
-
-def _event_text(body: Mapping[str, Any]) -> str:
-    shown = {k: v for k, v in body.items() if k not in ("spec", "tail", "ranks", "stores", "placement")
-             and v not in (None, "", [], {})}  # fmt: skip
-    text = " ".join(f"{key}={value}" for key, value in shown.items())
-    return text if len(text) <= 160 else text[:159] + "…"  # noqa: PLR2004 - a line of a screen
 
 
 Spec = tuple[tuple[str, ...], dict[str, Any]]

@@ -7,12 +7,13 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from ffdl_airflow.core.lifecycle import JobState
 from ffdl_airflow.core.quantities import format_bytes, format_duration
@@ -21,7 +22,7 @@ from ffdl_airflow.stages.advance import Waits
 
 _EVERY_S = 5.0
 """Time between two plain progress lines of the same phase. Chosen."""
-_WIDE = 250
+_FOR_PROGRAMS = ("json", "yaml")
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], *, output: str, columns: Sequence[str]) -> None:
@@ -33,12 +34,26 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, output: str, columns: Seque
         plain = json.loads(json.dumps(list(rows), default=str))
         sys.stdout.write(yaml.safe_dump(plain, sort_keys=True))
         return
+    cells = [["-" if row.get(c) in (None, "") else str(row[c]) for c in columns] for row in rows]
+    head = [column.upper() for column in columns]
+    if not sys.stdout.isatty():
+        _print_plain([head, *cells])
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.upper(), no_wrap=True)
+    for name in head:
+        table.add_column(name, no_wrap=name != head[-1])
+    for texts in cells:
+        table.add_row(*map(Text, texts))
+    Console().print(table)
+
+
+def _print_plain(rows: Sequence[Sequence[str]]) -> None:
+    """Columns of text: no colour, nothing cut off, no spaces at the end."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        table.add_row(*("-" if row.get(c) in (None, "") else str(row[c]) for c in columns))
-    _console().print(table)
+        pairs = zip(row, widths, strict=True)
+        text = "  ".join(" ".join(cell.split()).ljust(width) for cell, width in pairs)
+        sys.stdout.write(text.rstrip() + "\n")
 
 
 def print_document(document: Mapping[str, Any], *, output: str) -> None:
@@ -50,19 +65,35 @@ def print_document(document: Mapping[str, Any], *, output: str) -> None:
     sys.stdout.write(yaml.safe_dump(plain, sort_keys=False))
 
 
-def line(text: str) -> None:
+def answer(text: str, document: Mapping[str, Any], *, output: str) -> None:
+    """A sentence for people, or the same as one document where that was asked for."""
+    if output in _FOR_PROGRAMS:
+        print_document(document, output=output)
+    else:
+        line(text)
+
+
+def beside(output: str) -> TextIO:
+    """Where progress goes: not into a document that a program reads."""
+    return sys.stderr if output in _FOR_PROGRAMS else sys.stdout
+
+
+def line(text: str, *, to: TextIO | None = None) -> None:
     """One line at once, also into a pipe."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    to = to or sys.stdout
+    to.write(text + "\n")
+    to.flush()
 
 
 class ProgressDisplay:
     """Phases as they come, and the gang's step. A line that is redrawn on a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, to: TextIO | None = None) -> None:
+        self._to = to or sys.stdout
         self._shown = 0
         self._last: tuple[str, float] = ("", 0.0)
-        self._live = Live(console=_console(), transient=True) if sys.stdout.isatty() else None
+        screen = Console(file=self._to)
+        self._live = Live(console=screen, transient=True) if self._to.isatty() else None
 
     def __enter__(self) -> "ProgressDisplay":
         if self._live is not None:
@@ -82,7 +113,7 @@ class ProgressDisplay:
             if self._live is not None:
                 self._live.console.print(text)
             else:
-                line(text)
+                line(text, to=self._to)
         self._shown = len(state.story)
 
     def waits(self, outcome: Waits) -> None:
@@ -96,7 +127,7 @@ class ProgressDisplay:
         head = str(outcome.state.phase)
         if self._last[0] != head or now - self._last[1] >= _EVERY_S:
             self._last = (head, now)
-            line(f"          {text}")
+            line(f"          {text}", to=self._to)
 
     @staticmethod
     def _text(outcome: Waits) -> str:
@@ -107,7 +138,7 @@ class ProgressDisplay:
             f"{name} {value:.4g}" for name, value in (status.get("metrics") or {}).items()
             if isinstance(value, (int, float))
         )  # fmt: skip
-        return f"attempt {status.get('attempt')}, step {status['step']} {numbers}"
+        return f"attempt {outcome.state.attempt}, step {status['step']} {numbers}".rstrip()
 
 
 def job_row(row: JobRow, now: datetime) -> dict[str, Any]:
@@ -148,7 +179,3 @@ def utilization(status: Mapping[str, Any] | None) -> str | None:
 def moved_text(store: Mapping[str, Any]) -> str:
     """What a prefetch has moved, for people."""
     return f"{store['objects']} files, {format_bytes(store['bytes'])}, {store['moved_bytes']} bytes moved"
-
-
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=_WIDE, no_color=True)

@@ -1,11 +1,13 @@
 """The journal of a placement: what happened, in order, kept when nobody listens.
 
-Written by the coordinator only, one JSON object on a line, synced before anybody is told. What
-cannot be written (disk full) stays in memory, in order, and is tried again every second; callers
-who must not speak before an entry is on disk pass ``durable``.
+Written by the coordinator only, one JSON object on a line, synced before anybody is told. Room for
+the next entries is taken ahead, so that a disk that has become full under a trainer does not
+silence the journal as well. What cannot be written all the same stays in memory, in order, and is
+tried again every second; callers who must not speak before an entry is on disk pass ``durable``.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 from typing import Any, Callable, Dict, List, Optional
@@ -16,6 +18,10 @@ from .loop import Loop
 
 RETRY_S = 1.0
 """Chosen: a disk that was full is used again within a second of having room."""
+
+RESERVE_BYTES = 256 << 10
+"""Room that is taken ahead. Chosen: the end of a gang of a thousand ranks needs about that much."""
+FALLOC_FL_KEEP_SIZE = 1  # linux/falloc.h
 
 
 class Journal:
@@ -29,6 +35,7 @@ class Journal:
         self._callbacks: List[Callable[[], None]] = []
         self._retrying = False
         self._end = 0
+        self._reserved = 0
         self.trouble: Optional[str] = None
         os.makedirs(os.path.dirname(path), exist_ok=True)
         self.earlier = protocol.read_journal(path, 0)
@@ -36,6 +43,7 @@ class Journal:
         self.durable_seq = self.seq
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self._drop_torn_line()
+        self._reserve()
 
     @property
     def waiting(self) -> int:
@@ -80,6 +88,7 @@ class Journal:
         self._waiting.clear()
         self.durable_seq = self.seq
         self.trouble = None
+        self._reserve()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
@@ -104,7 +113,8 @@ class Journal:
         count = len(self._waiting)
         self.trouble = "journal: %s; %d entries wait in memory" % (error.strerror, count)
         with contextlib.suppress(OSError):  # readers skip a half line, the next write covers it
-            os.ftruncate(self._descriptor, self._end)
+            if os.fstat(self._descriptor).st_size > self._end:
+                os.ftruncate(self._descriptor, self._end)
         if not self._retrying:
             self._retrying = True
             self._loop.call_later(RETRY_S, self._retry)
@@ -112,6 +122,17 @@ class Journal:
     def _retry(self) -> None:
         self._retrying = False
         self.flush()
+
+    def _reserve(self) -> None:
+        """Keep room past the end of the file, where the file system can; its size stays."""
+        if self._end + RESERVE_BYTES // 2 <= self._reserved:
+            return
+        fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)
+        if fallocate is None:
+            return
+        fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        if fallocate(self._descriptor, FALLOC_FL_KEEP_SIZE, self._end, RESERVE_BYTES) == 0:
+            self._reserved = self._end + RESERVE_BYTES
 
     def _drop_torn_line(self) -> None:
         size = os.fstat(self._descriptor).st_size

@@ -92,7 +92,7 @@ class NotFoundError(FfdlError):
 
     exit_code = 4
     fault = "user"
-    default_next_step = "`ffdl get` lists the jobs, `ffdl registry list` the models"
+    default_next_step = "`ffdl get` lists the jobs, `ffdl registry` the models"
 
 
 class CodedError(FfdlError):

@@ -272,9 +272,11 @@ def _hold_expired(state: JobState, event: Event) -> JobState:
 
 
 def _go_intended(state: JobState, event: Event) -> JobState:
+    """What the attempt starts from is, until it seals a newer one, the job's checkpoint."""
+    resume = event.body.get("resume")
     return replace(
         state, attempt=event.body["attempt"], attempt_open=True, attempt_result=None,
-        running_at=None, resume=event.body.get("resume"), not_before=None, verdict=None,
+        running_at=None, resume=resume, checkpoint=resume, not_before=None, verdict=None,
     )  # fmt: skip
 
 

@@ -24,6 +24,8 @@ from ffdl_airflow.ledger.base import Batch, Conflict, JobRow
 from ffdl_airflow.ledger.tables import EVENTS, HEAD, JOBS, META, STATUS, VERSION_TABLE
 
 _BUSY_MS = 30_000
+_FULL_BYTES = 1 << 20
+"""With less room SQLite's log cannot grow. Chosen: a WAL file of a few hundred pages."""
 _APPEND_TRIES = 50
 """Tries of an append without an expected seq. Chosen: far above the number of drivers of a job."""
 
@@ -260,11 +262,21 @@ def _job_row(row: sa.RowMapping) -> JobRow:
     )  # fmt: skip
 
 
+def _disk_is_full(where: str) -> bool:
+    """SQLite says "disk I/O error" or "unable to open" where it finds no room for its WAL."""
+    path = sa.make_url(where).database if "://" in where else where
+    try:
+        found = os.statvfs(Path(path or "").parent)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < _FULL_BYTES
+
+
 def _storage_error(where: str, error: Exception) -> InfrastructureError:
     text = str(getattr(error, "orig", None) or error)
     if "readonly" in text or "read-only" in text or isinstance(error, PermissionError):
         step = f"make the ledger writable for {os.environ.get('USER') or 'this user'}"
-    elif "full" in text or "No space" in text:
+    elif "full" in text or "No space" in text or _disk_is_full(where):
         step = "make room on the ledger's disk"
     else:
         step = "check [ffdl] ledger_url and that the database is there"

@@ -2,6 +2,7 @@
 
 import getpass
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ffdl_airflow.core.lifecycle import JobState, fold
 from ffdl_airflow.core.plan import gang_slots
 from ffdl_airflow.core.rendezvous import SUPPORTED
 from ffdl_airflow.core.summary import summary
-from ffdl_airflow.ledger.base import Batch
+from ffdl_airflow.ledger.base import Batch, Conflict
 from ffdl_airflow.stages.deps import Deps, Job, Step
 from ffdl_airflow.stores.adapters import open_store
 from ffdl_airflow.stores.base import StoreError
@@ -22,20 +23,16 @@ from ffdl_airflow.stores.base import StoreError
 def submit(deps: Deps, job: TrainingJob, *, job_id: str, owner: Mapping[str, Any]) -> JobState:
     """Append Submitted; for a job that is there, check its owner and note a changed spec.
 
-    Raises SpecError or UserError before anything is created.
+    Also of a job that has ended: a clear goes on with the spec that was corrected for it. Raises
+    SpecError or UserError before anything is created.
     """
-    for _ in range(2):
-        events = deps.ledger.read(job_id)
-        if not events:
-            check(deps, job, job_id=job_id)
+    if not deps.ledger.read(job_id):
+        check(deps, job, job_id=job_id)
+        with suppress(Conflict):  # somebody else has just submitted it
             _first(deps, job, job_id=job_id, owner=owner)
-            continue
-        state = fold(job_id, events)
-        _require_owner(state, owner)
-        if state.spec != job.document() and not state.terminal:
-            return _changed(deps, job, state)
-        return state
-    return fold(job_id, deps.ledger.read(job_id))
+    state = fold(job_id, deps.ledger.read(job_id))
+    _require_owner(state, owner)
+    return state if state.spec == job.document() else _changed(deps, job, state)
 
 
 def check(deps: Deps, job: TrainingJob, *, job_id: str) -> None:
@@ -103,7 +100,7 @@ def _first(deps: Deps, job: TrainingJob, *, job_id: str, owner: Mapping[str, Any
                      source=deps.source)  # fmt: skip
     shown = JobState(job_id=job_id, spec=job.document(), owner=owner, engine=deps.engine_name)
     row = summary(shown, job) | {"phase": "Submitted", "submitted_at": deps.clock().isoformat()}
-    deps.ledger.append(Batch(stream=job_id, expected_seq=None, events=[event], projection=row))
+    deps.ledger.append(Batch(stream=job_id, expected_seq=0, events=[event], projection=row))
 
 
 def _changed(deps: Deps, job: TrainingJob, state: JobState) -> JobState:
@@ -172,7 +169,9 @@ def _listed(path: str, source: Mapping[str, Any], *,
             if one:
                 break
     except StoreError as error:
-        return names, FieldProblem(path, error.found or error.cause, error.allowed or "a source")
+        found, where = error.found or error.cause, str(source["path"])
+        found = found if where in found else f"{where}, {found}"
+        return names, FieldProblem(path, found, error.allowed or "a source")
     if not names:
         return names, FieldProblem(path, f"{source['path']} without a file", "at least one file")
     return names, None

@@ -19,18 +19,19 @@ def decided(deps: Deps, job: Job, verdict: Verdict, *, to: str | None) -> list[N
         same_class_before=state.restart_class == verdict.failure.value,
     )  # fmt: skip
     body = {**verdict.document(), "placement": state.placement or None}
-    events = [NewEvent(kind=Kind.VERDICT, at=now, attempt=state.attempt or None, body=body)]
+    attempt = state.attempt or None
+    events = [NewEvent(kind=Kind.VERDICT, at=now, attempt=attempt, body=body)]
     outcome = decide(verdict, history)
     if isinstance(outcome, GiveUp):
         reason = f"{verdict.cause} ({outcome.reason})"
         failed = {"reason": reason, "class": verdict.failure.value,
                   "next_step": verdict.document()["next_step"]}  # fmt: skip
-        return [*events, NewEvent(kind=Kind.FAILED, at=now, body=failed)]
+        return [*events, NewEvent(kind=Kind.FAILED, at=now, attempt=attempt, body=failed)]
     restart = {
         "costs": outcome.costs, "delay_s": outcome.delay_s, "reason": outcome.reason,
         "class": verdict.failure.value, "ran": verdict.ran, "to": to,
         "not_before": (now + timedelta(seconds=outcome.delay_s)).isoformat(),
     }  # fmt: skip
-    return [*events, NewEvent(kind=Kind.RESTART_DECIDED, at=now, body=restart)]
+    return [*events, NewEvent(kind=Kind.RESTART_DECIDED, at=now, attempt=attempt, body=restart)]
 
 

@@ -18,8 +18,8 @@ import yaml
 
 from ffdl_airflow import services
 from ffdl_airflow.core.events import Event, Kind
-from ffdl_airflow.core.lifecycle import JobState, fold
 from ffdl_airflow.core.goal import Goal
+from ffdl_airflow.core.lifecycle import JobState, fold
 from ffdl_airflow.core.observation import Inventory
 from ffdl_airflow.settings import Settings, from_values
 from ffdl_airflow.stages.advance import Driver
@@ -70,16 +70,51 @@ class Installation:
                 **spec,
             },
         }  # fmt: skip
+        return self._written(name, document)
+
+    def digits(self, name: str, *, steps: int, every: int, step_delay: float) -> Path:
+        """The example's job on real data, two ranks; its compiled steps are kept for the next."""
+        digits = ROOT / "example_dags" / "digits"
+        data = self.home / "digits-data"
+        if not data.exists():
+            subprocess.run([sys.executable, str(digits / "export_data.py"), str(data)], check=True)
+        document: dict[str, Any] = yaml.safe_load((digits.parent / "digits.yaml").read_text())
+        spec = document["spec"]
+        document["metadata"]["name"] = spec["model"]["name"] = name
+        spec["training"] |= {
+            "code": str(digits),
+            "args": ["--steps", str(steps), "--every", str(every), "--step-delay", str(step_delay)],
+            "env": {"JAX_COMPILATION_CACHE_DIR": str(self.home / "jax")},
+        }
+        spec["dataStores"][0]["path"] = str(data)
+        spec["checkpoint"]["every"] = every
+        return self._written(name, document)
+
+    def _written(self, name: str, document: Mapping[str, Any]) -> Path:
         path = self.home / f"{name}.yaml"
         path.write_text(yaml.safe_dump(document))
         return path
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         """``ffdl …`` in a process group of its own."""
+        return self._start(["-m", "ffdl_airflow.cli", *map(str, arguments)], self.env())
+
+    def start_airflow(self, home: Path, dag_file: Path, dag_id: str) -> subprocess.Popen[str]:
+        """A process in which Airflow runs one DAG; ``home`` is Airflow's own folder."""
+        airflow = {
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(dag_file.parent),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
+            **{f"AIRFLOW__FFDL__{key.upper()}": value for key, value in self.values.items()},
+        }
+        script = Path(__file__).with_name("airflow_process.py")
+        return self._start([str(script), str(dag_file), dag_id], self.env() | airflow)
+
+    def _start(self, words: list[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ffdl_airflow.cli", *map(str, arguments)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.env(),
-            start_new_session=True,
+            [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=env, start_new_session=True,
         )  # fmt: skip
         self.started.append(process.pid)
         return process

@@ -11,7 +11,6 @@ from installation import Installation, job_id_of, show
 
 from ffdl_airflow.core.events import Kind
 from ffdl_airflow.stages import wishes
-
 from tests.trainers.counting import weights_after
 
 STEPS, EVERY = 150, 10
@@ -80,6 +79,6 @@ def test_the_next_older_one_is_used(
     assert refused.body["lost_steps"] == EVERY, story
     resume = installation.events(job_id, Kind.GO_INTENDED)[-1].body["resume"]
     assert resume["step"] == newest["step"] - EVERY, story
-    again = [step for attempt, step in installation.steps(job_id) if attempt == 2]  # noqa: PLR2004
+    again = [step for attempt, step in installation.steps(job_id) if attempt == 2]
     assert again[0] == resume["step"] + 1
     assert installation.weights(job_id) == weights_after(STEPS)

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from installation import Installation, job_id_of, show
 
 from ffdl_airflow.agent import protocol
 from ffdl_airflow.core.events import Event, Kind
-
 from tests.trainers.counting import weights_after
 
 STEPS, EVERY = 60, 10
@@ -161,7 +159,7 @@ def test_a_journal_that_cannot_be_written(
 
 
 def _warnings(installation: Installation, job_id: str) -> list[str]:
-    status = installation.deps().ledger.status(job_id) or {}
+    status = installation.deps().engine.observe(f"{job_id}/1", 0).status or {}
     return list(status.get("warnings") or [])
 
 
@@ -222,10 +220,10 @@ def test_a_full_disk_under_the_state(
     assert installation.weights(job_id) == weights_after(STEPS)
 
 
-def test_a_full_disk_can_be_ended(
+def test_a_gang_can_be_ended_without_a_byte_of_room(
     installation: Installation, disk: SmallDisk, wait_until: Callable[..., Any]
 ) -> None:
-    """The fence closes without a byte of room."""
+    """The fence closes and the processes go; the rest is done when there is room."""
     installation.values["state_dir"] = str(disk.path / "state")
     installation.values["ledger_url"] = f"sqlite:///{installation.home / 'ledger.db'}"
     for name in ("checkpoint_root", "cache_dir", "model_root"):
@@ -236,7 +234,11 @@ def test_a_full_disk_can_be_ended(
     os.killpg(process.pid, 9)
     process.communicate()
     stopped = installation.run("stop", job_id, "--now")
-    assert stopped.returncode == 0, stopped.stdout
-    assert "Stopped" in stopped.stdout
+    assert stopped.returncode == 3, stopped.stdout
+    assert "make room there" in stopped.stdout
     assert installation.processes() == []
-    assert psutil.pid_exists(os.getpid())
+    disk.make_room()
+    stopped = installation.run("stop", job_id, "--now")
+    assert stopped.returncode == 0, stopped.stdout
+    assert installation.state(job_id).phase == "Stopped"
+    assert installation.inventory().free == 4

@@ -16,12 +16,11 @@ import pytest
 from installation import Installation, show
 
 from ffdl_airflow.core.events import Kind
+from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.job import job_id_for
 from ffdl_airflow.core.manifests.ffdl import read_job
-from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.stages import wishes
 from ffdl_airflow.stages.submit import submit
-
 from tests.trainers.counting import weights_after
 
 STEPS = 12
@@ -46,7 +45,7 @@ def test_two_gangs_that_do_not_fit_together(
             for placed in installation.events(job_id, Kind.PLACED):
                 assert len(placed.body["joined"]) == len(placed.body["slots"]) == size, story
         wait_until(lambda: not installation.processes(), message="every process is gone")
-        assert installation.inventory().free == 4, installation.inventory()  # noqa: PLR2004
+        assert installation.inventory().free == 4, installation.inventory()
 
 
 def _submit(installation: Installation, size: int, scope: str) -> str:
@@ -122,7 +121,7 @@ def test_a_driver_that_sleeps_through_the_end_creates_nothing(
     assert os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1]) == 0
     assert installation.processes() == []
     assert not installation.steps(job_id)
-    assert installation.inventory().free == 4  # noqa: PLR2004
+    assert installation.inventory().free == 4
     assert not installation.events(job_id, Kind.RUNNING)
     if act == "reserve":
         assert not installation.events(job_id, Kind.PLACED)

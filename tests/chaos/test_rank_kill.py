@@ -1,4 +1,4 @@
-"""A rank is killed at a random step: the attempt ends in seconds, the next goes on exactly there."""
+"""A rank is killed at a random step: the attempt ends in seconds, the next goes on from there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from installation import Installation, job_id_of, show
 
 from ffdl_airflow.core.events import Event, Kind
-
 from tests.trainers.counting import weights_after
 
 STEPS, EVERY = 120, 10
@@ -44,11 +43,11 @@ def _is_past(installation: Installation, job_id: str, step: int) -> bool:
 def _check(installation: Installation, job_id: str, events: list[Event], victim: int) -> None:
     story = show(events)
     ended = [event for event in events if event.kind is Kind.ATTEMPT_ENDED]
-    killed = [e for e in events if e.kind is Kind.RANK_EXITED and e.body.get("signal") == 9]  # noqa: PLR2004
+    killed = [e for e in events if e.kind is Kind.RANK_EXITED and e.body.get("signal") == 9]
     assert [event.body["ok"] for event in ended] == [False, True], story
     assert ended[0].body["cause"]["rank"] == victim, story
     assert (ended[0].at - killed[0].at).total_seconds() <= LIMIT_S, story
-    resume = next(e for e in events if e.kind is Kind.GO_INTENDED and e.attempt == 2).body["resume"]  # noqa: PLR2004
+    resume = next(e for e in events if e.kind is Kind.GO_INTENDED and e.attempt == 2).body["resume"]
     first, second = _logged(installation, job_id, 1), _logged(installation, job_id, 2)
     assert second[0] == resume["step"] + 1, story
     assert first[-1] - resume["step"] <= EVERY, story

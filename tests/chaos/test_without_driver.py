@@ -1,4 +1,4 @@
-"""The driver is killed: a training job goes on and ends, a waiting gang leaves when its hold ends."""
+"""The driver is killed: a training job goes on and ends, a waiting gang leaves with its hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from installation import Installation, job_id_of, show
 
 from ffdl_airflow.core.events import Kind
 from ffdl_airflow.core.goal import Goal
-
 from tests.trainers.counting import weights_after
 
 
@@ -51,7 +50,7 @@ def test_a_gang_that_waits_leaves_when_the_hold_ends(
     done = installation.run("run", "-f", manifest, "--until", "reserve")
     assert done.returncode == 0, done.stdout
     (job_id,) = installation.jobs()
-    assert len(installation.agents(job_id)) == 2  # noqa: PLR2004
+    assert len(installation.agents(job_id)) == 2
     wait_until(lambda: not installation.processes(), timeout=30, message="the gang has left")
     state = installation.drive(job_id, Goal.REGISTER)
     events = installation.events(job_id)

@@ -81,6 +81,7 @@ WRONG: list[tuple[str, Any, str, str, str]] = [
     ("spec.training.args", [None], "spec.training.args[0]", "None", TEXT),
     ("spec.roles", 3, "spec.roles", "3", "a list"),
     ("spec.resources", 3, "spec.resources", "3", "a mapping"),
+    ("spec.training", "train.py", "spec.training", "'train.py'", "a mapping"),
     ("spec.podTemplate", [], "spec.podTemplate", "[]", "a mapping"),
     ("spec", [1], "spec", "[1]", "a mapping"),
     ("metadata", None, "metadata", "None", "a mapping"),

@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ffdl_airflow.agent import protocol
 from ffdl_airflow.core.accounting import cost
-from ffdl_airflow.core.lifecycle import JobState, fold
 from ffdl_airflow.core.goal import Goal
+from ffdl_airflow.core.lifecycle import JobState, fold
 from ffdl_airflow.stages import wishes
 from ffdl_airflow.stages.advance import Done, Driver, Ended, Restarting
 from ffdl_airflow.stages.submit import submit
@@ -228,15 +228,15 @@ class TwoDrivers(RuleBasedStateMachine):
         state = fold(JOB, events)
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert state.placed or not state.attempt_open
-        assert state.costly <= 2  # noqa: PLR2004 - backoffLimit
+        assert state.costly <= 2
         (row,) = self.ledger.jobs()
         assert row.seq == state.seq
 
     @invariant()
     def cost_adds_up(self) -> None:
         spent = cost(self.ledger.read(JOB), now=self.clock(), slots=2)
-        assert abs(sum(spent.by_use.values()) - spent.total_s) < 1e-6  # noqa: PLR2004
-        assert abs(spent.total_s - 2 * spent.wall_s) < 1e-6  # noqa: PLR2004
+        assert abs(sum(spent.by_use.values()) - spent.total_s) < 1e-6
+        assert abs(spent.total_s - 2 * spent.wall_s) < 1e-6
         assert all(value >= 0 for value in spent.by_use.values())
 
     @invariant()

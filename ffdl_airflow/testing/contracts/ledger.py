@@ -105,7 +105,7 @@ class LedgerContract:
         wins: list[str] = []
 
         def write(name: str, mine: Ledger) -> None:
-            while (last := len(mine.read(JOB))) < 20:  # noqa: PLR2004 - of the docstring
+            while (last := len(mine.read(JOB))) < 20:
                 try:
                     mine.append(Batch(stream=JOB, expected_seq=last, events=[new(step=last)]))
                     wins.append(name)
@@ -120,7 +120,7 @@ class LedgerContract:
             thread.join()
         assert [event.seq for event in ledger.read(JOB)] == list(range(1, 21))
         assert [event.body["step"] for event in ledger.read(JOB)] == list(range(20))
-        assert len(wins) == 20  # noqa: PLR2004
+        assert len(wins) == 20
 
     def test_wishes_are_never_lost(self, ledger: Ledger, reopened: Ledger) -> None:
         """Appends without an expected seq from two threads at once all get in."""

@@ -1,0 +1,220 @@
+"""Bad input: one clear message with the field's path, exit code 2, and nothing is created."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Ffdl, Result
+
+
+def refused(result: Result, ffdl: Ffdl, *, code: int = 2) -> str:
+    """The one line of the message."""
+    assert (result.code, result.out) == (code, ""), result
+    (line,) = result.err.splitlines()
+    assert line.startswith("ffdl: ")
+    assert ". Next: " in line
+    assert ffdl.created() == []
+    return line
+
+
+def edited(ffdl: Ffdl, change: Callable[[dict[str, Any]], Any]) -> Path:
+    path = ffdl.manifest()
+    document = yaml.safe_load(path.read_text())
+    change(document["spec"])
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def empty_data(spec: dict[str, Any]) -> None:
+    spec["dataStores"] = [{"name": "d", "path": "nothing-in-it"}]
+
+
+FIELDS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
+    ("unknown field", lambda spec: spec.update(replica=2),
+     "spec.replica: found an unknown field, allowed: replicas is the nearest known field"),
+    ("wrong unit", lambda spec: spec.update(resources={"memory": "8Gx"}),
+     "spec.resources.memory: found '8Gx', allowed: a number of bytes with K, M, G, T or Ki"),
+    ("negative GPUs", lambda spec: spec.update(resources={"gpu": -1}),
+     "spec.resources.gpu: found -1, allowed: at least 0"),
+    ("true replicas", lambda spec: spec.update(replicas=True),
+     "spec.replicas: found True, allowed: a number, not true or false"),
+    ("missing entry point", lambda spec: spec["training"].update(entryPoint="trian.py"),
+     "spec.training.entryPoint: found 'trian.py', allowed: a file in {home}/code, for example "
+     "counting.py"),
+    ("missing code", lambda spec: spec["training"].update(code="nowhere"),
+     "spec.training.code: found {home}/nowhere, no such path, allowed: "),
+    ("missing data", lambda spec: spec.update(dataStores=[{"name": "d", "path": "/no/data"}]),
+     "spec.dataStores[0].path: found /no/data, no such path, allowed: "),
+    ("empty data", empty_data,
+     "spec.dataStores[0].path: found {home}/nothing-in-it without a file, allowed: at least one"),
+    ("too many slots", lambda spec: spec.update(replicas=5),
+     "spec.replicas: found a gang of 5 slots, allowed: at most 4, this machine's slots"),
+    ("a secret", lambda spec: spec["training"].update(env={"DB_PASSWORD": "hunter2"}),
+     "spec.training.env.DB_PASSWORD: found a plain value of what looks like a secret"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["run", "validate"])
+@pytest.mark.parametrize(("name", "change", "message"), FIELDS, ids=[field[0] for field in FIELDS])
+def test_a_wrong_field(
+    ffdl: Ffdl, name: str, change: Callable[[dict[str, Any]], Any], message: str, command: str
+) -> None:
+    (ffdl.home / "nothing-in-it").mkdir()
+    line = refused(ffdl(command, "-f", edited(ffdl, change)), ffdl)
+    assert message.format(home=ffdl.home) in line
+    assert "hunter2" not in line
+
+
+TEXTS: list[tuple[str, str | bytes, str]] = [
+    ("not YAML", "metadata: [", "line 1, column 12: found no YAML that can be read"),
+    ("a key twice", "kind: TrainingJob\nkind: TrainingJob", "line 2, column 1: found no YAML that "
+     "can be read (key kind stands twice)"),
+    ("two documents", "kind: TrainingJob\n---\nkind: TrainingJob",
+     "(document): found 2 documents, allowed: exactly one"),
+    ("nothing", "", "(document): found 0 documents, allowed: exactly one"),
+    ("a list", "- kind: TrainingJob", "(document): found list"),
+    ("no text", b"\xff\xfe\x00binary", "allowed: a YAML file"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), TEXTS, ids=[text[0] for text in TEXTS])
+def test_text_that_is_no_manifest(ffdl: Ffdl, name: str, text: str | bytes, message: str) -> None:
+    path = ffdl.write(text)
+    line = refused(ffdl("run", "-f", path), ffdl)
+    assert message in line
+    assert str(path) in line
+
+
+def test_a_file_that_is_not_there(ffdl: Ffdl) -> None:
+    missing, folder = ffdl.home / "missing.yaml", ffdl.home / "code"
+    for path, why in ((missing, "No such file"), (folder, "Is a directory")):
+        line = refused(ffdl("run", "-f", path), ffdl)
+        assert str(path) in line
+        assert why in line
+        assert "allowed: a YAML file" in line
+
+
+def test_standard_input_is_a_file_too(ffdl: Ffdl) -> None:
+    line = refused(ffdl("validate", "-f", "-", stdin="kind: Job"), ffdl)
+    assert "kind: found 'Job', allowed: 'TrainingJob'" in line
+
+
+def test_neither_file_nor_job(ffdl: Ffdl) -> None:
+    assert "allowed: one of them or both" in refused(ffdl("run"), ffdl)
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "message"),
+    [(["get"], {"FFDL_SLOTS": "many"}, "slots: found 'many', allowed: a number above 0"),
+     (["get"], {"FFDL_HOLD_S": "-1"}, "hold_s: found '-1', allowed: a number above 0"),
+     (["get"], {"FFDL_ENGINE": "slurm"}, "engine: found 'slurm', allowed: local")],
+)  # fmt: skip
+def test_wrong_settings(ffdl: Ffdl, words: list[str], env: dict[str, str], message: str) -> None:
+    assert message in refused(ffdl(*words, **env), ffdl)
+
+
+@pytest.mark.parametrize(
+    "words", [["flly"], [], ["get", "-o", "xml"], ["logs"], ["run", "--until", "lunch"]]
+)
+def test_wrong_use_of_the_command(ffdl: Ffdl, words: list[str]) -> None:
+    result = ffdl(*words)
+    assert (result.code, result.out) == (2, "")
+    assert "usage: ffdl" in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["get", "x"], ["describe", "x"], ["events", "x"], ["logs", "x"], ["logs", "x", "-f"],
+     ["evidence", "x"], ["stop", "x"], ["stop", "x", "--now"], ["save", "x"],
+     ["run", "--job", "x"]],
+)  # fmt: skip
+def test_a_job_that_is_not_there(ffdl: Ffdl, words: list[str]) -> None:
+    line = refused(ffdl(*words), ffdl, code=4)
+    assert "there is no job x" in line
+    assert "`ffdl get` lists the jobs" in line
+    assert not (ffdl.home / "state" / "jobs" / "x").exists()
+
+
+def test_a_model_that_is_not_there(ffdl: Ffdl) -> None:
+    assert "no model nix" in refused(ffdl("registry", "nix"), ffdl, code=4)
+    assert "no model nix" in refused(ffdl("registry", "nix", 1), ffdl, code=4)
+
+
+def test_a_checkpoint_directory_of_another_job(ffdl: Ffdl) -> None:
+    """The job goes on with a changed spec, whose checkpoint path is somebody else's."""
+    job_id = ffdl("run", "-f", ffdl.manifest(), "--until", "submit", "-o", "json").json["job"]
+    folder = ffdl.home / "shared" / job_id
+    folder.mkdir(parents=True)
+    (folder / "OWNER").write_text(json.dumps({"v": 1, "job": "bert-1", "ledger": "f00"}))
+    before = ffdl("events", job_id).out
+    path = ffdl.manifest(checkpoint={"path": "shared"})
+    result = ffdl("run", "-f", path, "--job", job_id)
+    assert result.code == 2
+    assert f"spec.checkpoint.path: found {folder}, owned by job bert-1 of ledger f00" in result.err
+    assert ffdl("events", job_id).out == before
+    assert sorted(path.name for path in folder.iterdir()) == ["OWNER"]
+
+
+@pytest.fixture
+def read_only(ffdl: Ffdl) -> Iterator[Ffdl]:
+    """The installation, after one submit, with a ledger that may be read only.
+
+    Modes do not stop root: it becomes nobody for the time of the test.
+    """
+    assert ffdl("run", "-f", ffdl.manifest(), "--until", "submit").code == 0
+    state = ffdl.home / "state"
+    for path in (ffdl.home, *ffdl.home.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    opened: list[tuple[Path, int]] = []
+    if os.geteuid() == 0:
+        for folder in ffdl.home.parents:  # nobody must get there
+            mode = stat.S_IMODE(folder.stat().st_mode)
+            if not mode & stat.S_IXOTH:
+                opened.append((folder, mode))
+                folder.chmod(mode | stat.S_IXOTH)
+        os.seteuid(65534)
+    else:
+        for path in (*state.glob("ledger.db*"), state):
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+    yield ffdl
+    if opened or os.getuid() == 0:
+        os.seteuid(0)
+    for folder, mode in opened:
+        folder.chmod(mode)
+    state.chmod(0o755)
+
+
+def test_a_ledger_that_cannot_be_written(read_only: Ffdl) -> None:
+    for words in (["run", "-f", read_only.home / "count.yaml"], ["get"]):
+        result = read_only(*words)
+        assert (result.code, result.out) == (3, "")
+        (line,) = result.err.splitlines()
+        assert "the ledger cannot be used" in line
+        assert "ledger.db" in line
+        assert "nothing that was acknowledged is lost" in line
+
+
+def test_a_state_directory_that_cannot_be_made(ffdl: Ffdl) -> None:
+    file = ffdl.write("x")
+    result = ffdl("get", FFDL_STATE_DIR=str(file / "state"))
+    assert (result.code, result.out) == (3, "")
+    assert "set [ffdl] state_dir to a folder that is writable" in result.err
+
+
+def test_a_fault_of_our_own_is_told_as_such(ffdl: Ffdl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*words: object, **named: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("ffdl_airflow.services.deps", broken)
+    result = ffdl("get")
+    assert result.code == 5
+    assert "a fault of ffdl itself" in result.err.splitlines()[-1]

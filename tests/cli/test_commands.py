@@ -1,0 +1,213 @@
+"""The commands on a job that has succeeded and one that has failed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Ffdl
+from tests.trainers.counting import weights_after
+
+Done = tuple[Ffdl, str, str]
+
+
+def table(text: str) -> list[list[str]]:
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+    return [line.split() for line in text.splitlines()]
+
+
+def test_get_lists_jobs_newest_first(done: Done) -> None:
+    ffdl, good, bad = done
+    head, first, second = table(ffdl("get").out)
+    assert head == ["JOB", "PHASE", "REPLICAS/GPUS", "STEP", "DURATION", "REASON"]
+    assert first[:4] == [bad, "Failed", "2/0", "7"]
+    assert second[:4] == [good, "Succeeded", "2/0", "10"]
+    assert "exit code 3" in ffdl("get", bad).out
+
+
+def test_get_wide_shows_what_is_asked_for(done: Done) -> None:
+    ffdl, good, _ = done
+    head, row = table(ffdl("get", good, "-o", "wide").out)
+    assert head == ["JOB", "NAME", "PHASE", "REPLICAS/GPUS", "UTILIZATION", "DURATION", "GENERATION",
+                    "MODEL", "SHA256", "REASON"]  # fmt: skip
+    shown = ffdl.job(good)
+    assert row[:4] == [good, "count", "Succeeded", "2/0"]
+    assert row[-4:] == [shown["generation"], "count:1", shown["sha256"], "-"]
+    assert shown["generation"].startswith("numbers=")
+    assert len(shown["sha256"]) == 64
+
+
+@pytest.mark.parametrize("words", [["get"], ["events"], ["registry"]])
+def test_documents_are_the_same_in_json_and_yaml(done: Done, words: list[str]) -> None:
+    ffdl, good, _ = done
+    words = [*words, good] if words == ["events"] else words
+    found = ffdl(*words, "-o", "json").json
+    assert yaml.safe_load(ffdl(*words, "-o", "yaml").out) == found
+    assert isinstance(found, list)
+    assert found
+
+
+def test_describe_tells_the_story(done: Done) -> None:
+    ffdl, good, bad = done
+    story = ffdl("describe", good, "-o", "json").json
+    assert (story["phase"], story["gang"]) == ("Succeeded", {"replicas": 2, "gpus": 0, "slots": 2})
+    assert [phase["phase"] for phase in story["phases"]] == [
+        "Submitted", "Validated", "Prefetching", "DataReady", "Reserving", "Reserved", "Starting",
+        "Running", "Stopping", "Trained", "Registering", "Succeeded",
+    ]  # fmt: skip
+    cost = story["slot_seconds"]
+    assert cost.pop("total") == pytest.approx(sum(cost.values()), abs=0.01)
+    assert story["checkpoint"]["step"] == 10
+    assert yaml.safe_load(ffdl("describe", good).out)["model"] == story["model"]
+    failed = ffdl("describe", bad, "-o", "json").json
+    (attempt,) = failed["attempts"]
+    assert (attempt["result"], attempt["class"], attempt["last_step"]) == ("failed", "UNKNOWN", 7)
+    assert failed["verdict"]["next_step"] == attempt["next_step"]
+
+
+def test_events_say_the_reason_first(done: Done) -> None:
+    ffdl, good, bad = done
+    told = {row["kind"]: row["text"] for row in ffdl("events", good, "-o", "json").json}
+    assert told["GoIntended"] == "from nothing"
+    assert told["AttemptEnded"] == "well after step 10"
+    assert told["DataReady"].startswith("numbers is generation ")
+    assert told["ModelRegistered"].startswith("count version 1, sha256 ")
+    told = {row["kind"]: row["text"] for row in ffdl("events", bad, "-o", "json").json}
+    assert told["AttemptEnded"] == "rank 1 of worker-1 exited with code 3 after step 7"
+    assert told["Verdict"].startswith("UNKNOWN: rank 1 (worker-1) ended with exit code 3")
+    assert told["Failed"].endswith("(backoffLimit 0 is used up)")
+    head, *rows = table(ffdl("events", bad).out)
+    assert head == ["SEQ", "AT", "KIND", "ATTEMPT", "TEXT"]
+    assert [row[0] for row in rows] == [str(n) for n in range(1, len(rows) + 1)]
+
+
+def test_logs(done: Done) -> None:
+    ffdl, good, bad = done
+    lines = ffdl("logs", good).out.splitlines()
+    assert lines[0].startswith("start rank=0")
+    assert lines[-1] == f"end weights={weights_after(10)}"
+    assert ffdl("logs", good, "--rank", 1, "--attempt", 1).out.startswith("start rank=1")
+    assert ffdl("logs", good, "-f").out.splitlines() == lines
+    assert ffdl("logs", bad, "--rank", 1).out.endswith("failing with 3\n")
+    missing = ffdl("logs", good, "--rank", 7)
+    assert (missing.code, missing.out) == (4, "")
+    assert "attempt 1 rank 0, attempt 1 rank 1" in missing.err
+
+
+def test_evidence(done: Done) -> None:
+    ffdl, good, bad = done
+    text = ffdl("evidence", bad).out
+    first, cause, then, kept, *tails = text.splitlines()
+    assert first == "attempt 1: UNKNOWN (rank 1, worker-1), costs one of backoffLimit"
+    assert cause.startswith("cause: rank 1 (worker-1) ended with exit code 3")
+    assert then.startswith("next:  ")
+    assert kept.endswith(f"jobs/{bad}/attempts/1/evidence")
+    assert tails[0] == "--- rank 0"
+    assert tails[-1] == "failing with 3"
+    document = ffdl("evidence", bad, "-o", "json").json
+    assert (document["attempt"], document["verdict"]["class"]) == (1, "UNKNOWN")
+    assert set(document["tails"]) == {"0", "1"}
+    for words in ([good], [bad, "--attempt", 9]):
+        missing = ffdl("evidence", *words)
+        assert missing.code == 4
+        assert "has left evidence" in missing.err
+
+
+def test_a_failed_job_says_cause_evidence_and_what_to_do(done: Done) -> None:
+    ffdl, _, bad = done
+    result = ffdl("run", "--job", bad, "--until", "submit")
+    assert result.code == 0, "it may go on: the clear is an event"
+    assert ffdl.job(bad)["phase"] == "Validated"
+    path = ffdl.manifest("broken", args="--steps 10 --every 5 --fail-at 7:3", backoffLimit=0)
+    result = ffdl("run", "-f", path)
+    assert result.code == 1
+    assert "Traceback" not in result.err
+    (line,) = result.err.splitlines()
+    job_id = result.out.splitlines()[0].removeprefix("job ")
+    assert line.startswith(f"ffdl: job {job_id} Failed: rank ")
+    assert f"Evidence: `ffdl evidence {job_id}`, `ffdl logs {job_id}`" in line
+    assert "Next: read the tail of the first failing rank" in line
+
+
+def test_progress_in_a_pipe_is_plain_lines(done: Done) -> None:
+    ffdl, _, _ = done
+    result = ffdl("run", "-f", ffdl.manifest("plain", model=None))
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert lines[0].startswith("job plain-")
+    phases = [line.split()[-1] for line in lines if "  +" in line]
+    assert phases[0] == "Submitted"
+    assert phases[-1] == "Succeeded"
+    assert "\x1b" not in result.out
+    assert "\r" not in result.out
+
+
+def test_a_program_gets_json_and_nothing_else(done: Done) -> None:
+    ffdl, good, _ = done
+    result = ffdl("run", "--job", good, "-o", "json")
+    assert (result.code, result.json["job"]) == (0, good)
+    assert f"job {good}" in result.err
+    assert "model count version 1" in result.err
+    assert yaml.safe_load(ffdl("run", "--job", good, "-o", "yaml").out)["phase"] == "Succeeded"
+
+
+def test_validate_says_what_it_means(done: Done) -> None:
+    ffdl, _, _ = done
+    path = ffdl.manifest("gpus", resources={"gpu": 1}, replicas=2)
+    text = f"{path}: valid; 2 replicas, 2 GPUs, time limit 3600 s of running\n"
+    assert ffdl("validate", "-f", path).out == text
+    assert ffdl("validate", "-f", ffdl.manifest()).out.endswith("0 GPUs, time limit none\n")
+    document = ffdl("validate", "-f", path, "-o", "json").json
+    assert (document["valid"], document["spec"]["spec"]["replicas"]) == (True, 2)
+
+
+def test_registry(done: Done) -> None:
+    ffdl, good, _ = done
+    head, row = table(ffdl("registry").out)
+    assert head == ["NAME", "VERSION", "SHA256", "JOB", "ATTEMPTS", "STEP", "CREATEDAT"]
+    assert (row[0], row[1], row[3], row[5]) == ("count", "1", good, "10")
+    assert table(ffdl("registry", "count").out) == [head, row]
+    model = ffdl("registry", "count", 1, "-o", "json").json
+    assert (model["job"], model["sha256"]) == (good, row[2])
+    assert set(model["data"]) == {"numbers"}
+    assert ffdl("registry", "count", 9).code == 4
+
+
+def test_what_has_ended_is_not_stopped(done: Done) -> None:
+    ffdl, good, bad = done
+    before = ffdl("events", good).out
+    assert ffdl("stop", good).out == f"{good} has ended already: Succeeded\n"
+    assert ffdl("stop", good, "--now", "-o", "json").json["phase"] == "Succeeded"
+    assert ffdl("events", good).out == before
+    refused = ffdl("save", good)
+    assert refused.code == 2
+    assert "found phase Succeeded, allowed: Running" in refused.err
+
+
+def test_nothing_to_reap(done: Done) -> None:
+    ffdl, _, _ = done
+    assert ffdl("reap").out == "PLACEMENT  WHY  KILLED\n"
+    assert ffdl("reap", "-o", "json").json == []
+
+
+def test_a_reader_that_goes_away_is_no_fault(done: Done) -> None:
+    ffdl, good, _ = done
+    process = ffdl.start("events", good, "-o", "json", bufsize=0, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    assert "Traceback" not in str(err), err
+    assert process.wait(60) in (0, 120)
+
+
+def test_the_program_itself_starts(done: Done) -> None:
+    ffdl, good, _ = done
+    out, err = ffdl.start("get", good, "-o", "json").communicate(timeout=60)
+    rows: Any = json.loads(out)
+    assert (rows[0]["job"], err) == (good, "")

@@ -1,0 +1,209 @@
+"""How things are shown: tables on a terminal, plain columns elsewhere, events in words."""
+
+from __future__ import annotations
+
+import io
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ffdl_airflow import console, report
+from ffdl_airflow.core.events import Kind, NewEvent, recorded
+from ffdl_airflow.core.lifecycle import JobState, Phase
+from ffdl_airflow.ledger.base import JobRow
+from ffdl_airflow.stages.advance import Waits
+from ffdl_airflow.stages.deps import Wait
+from ffdl_airflow.testing.builders import T0, LogBuilder
+
+JOB = "bert-base-0123456789"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+ROWS = [{"job": "a", "phase": "Running", "step": 0, "reason": "first\nsecond  third"},
+        {"job": "long-name", "phase": "Failed", "step": None, "reason": ""}]  # fmt: skip
+
+
+def test_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_rows(ROWS, output="table", columns=("job", "phase", "step", "reason"))
+    assert capsys.readouterr().out == (
+        "JOB        PHASE    STEP  REASON\n"
+        "a          Running  0     first second third\n"
+        "long-name  Failed   -     -\n"
+    )  # fmt: skip
+
+
+def test_nothing_is_cut_off_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_rows([{"text": "x" * 5000}], output="table", columns=("text",))
+    assert "x" * 5000 in capsys.readouterr().out
+
+
+def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    console.print_rows([{"job": "[red]a[/red]"}], output="table", columns=("job",))
+    assert "[red]a[/red]" in screen.getvalue(), "texts of users are no markup"
+
+
+def waits(phase: Phase, status: dict[str, Any] | None = None, *, seconds: float = 1) -> Waits:
+    story = ((Phase.SUBMITTED, T0), (phase, T0 + timedelta(seconds=seconds)))
+    state = JobState(job_id=JOB, phase=phase, story=story, attempt=2)
+    return Waits(state, Wait(what="the gang, running", at_most_s=1, status=status))
+
+
+def test_progress_in_plain_lines() -> None:
+    out = io.StringIO()
+    with console.ProgressDisplay(out) as display:
+        running = waits(Phase.RUNNING, {"step": 7, "metrics": {"loss": 0.25, "note": "x"}})
+        display.waits(running)
+        display.waits(running)
+        display.phases(running.state)
+    assert out.getvalue() == (
+        "22:00:00  +   0.00s  Submitted\n"
+        "22:00:01  +   1.00s  Running\n"
+        "          attempt 2, step 7 loss 0.25\n"
+    )
+
+
+def test_what_is_waited_for_is_said_where_there_is_no_step() -> None:
+    out = io.StringIO()
+    console.ProgressDisplay(out).waits(waits(Phase.RESERVING, {"step": None}))
+    assert out.getvalue().endswith("          the gang, running\n")
+
+
+def test_progress_on_a_terminal() -> None:
+    screen = Terminal()
+    with console.ProgressDisplay(screen) as display:
+        display.waits(waits(Phase.RUNNING, {"step": 7}))
+    assert "Running" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([], None), ([{"gpu_percent": 50, "cpu_percent": 9}, {"gpu_percent": 70}], "GPU 60%"),
+     ([{"gpu_percent": None, "cpu_percent": 9.6}], "CPU 10%"), ([{}], None)],
+)  # fmt: skip
+def test_utilization(ranks: list[Any], text: str | None) -> None:
+    assert console.utilization({"ranks": ranks}) == text
+    assert console.utilization(None) is None
+
+
+def test_a_row_of_a_job_that_goes_on() -> None:
+    summary = {
+        "submitted_at": T0.isoformat(), "ended_at": None, "name": "bert", "phase": "Reserving",
+        "replicas": 2, "gpus": 4, "waiting": "2 slots are needed",
+    }  # fmt: skip
+    row = JobRow(job_id=JOB, seq=1, phase="Reserving", created_at=T0, updated_at=T0, summary=summary)
+    shown = console.job_row(row, T0 + timedelta(seconds=90))
+    assert (shown["duration"], shown["replicas/gpus"]) == ("1m30s", "2/4")
+    assert (shown["reason"], shown["model"], shown["generation"]) == ("2 slots are needed", None, "")
+
+
+def test_what_a_prefetch_has_moved() -> None:
+    assert console.moved_text({"objects": 3, "bytes": 2048, "moved_bytes": 0}) == (
+        "3 files, 2.0 KiB, 0 bytes moved"
+    )
+
+
+TOLD: list[tuple[Kind, dict[str, Any], str]] = [
+    (Kind.SUBMITTED, {"owner": {"key": "command line", "user": "ada"}, "spec": {"a": 1}},
+     "by command line, ada"),
+    (Kind.VALIDATED, {"replicas": 1, "gpus": 2, "time_limit_s": 3600},
+     "1 replica, 2 GPUs, 1h00m of running at most"),
+    (Kind.VALIDATED, {"replicas": 2, "gpus": 1, "time_limit_s": None}, "2 replicas, 1 GPU"),
+    (Kind.REFUSED, {"reason": "spec.replicas: found 9", "problems": ["x"]}, "spec.replicas: found 9"),
+    (Kind.MOVER_INTENDED, {}, ""),
+    (Kind.PREFETCH_STARTED, {"sources": {"corpus": {"kind": "local", "path": "/c"}}},
+     "corpus from /c"),
+    (Kind.PREFETCH_FAILED, {"store": "corpus", "text": "the source has changed", "found": "x"},
+     "the source has changed"),
+    (Kind.DATA_READY, {"stores": {"corpus": {"generation": "g1", "moved_bytes": 2048}}},
+     "corpus is generation g1 (2.0 KiB moved)"),
+    (Kind.RESERVE_INTENDED, {"placement": 3}, "placement 3"),
+    (Kind.WAITING, {"placement": 3, "reason": "2 slots are needed"}, "2 slots are needed"),
+    (Kind.PLACED, {"placement": 3, "joined": ["worker-0"], "slots": [0, 2]}, "slots 0 2"),
+    (Kind.RESERVED, {"hold_s": 600}, "held for 10m00s"),
+    (Kind.HOLD_EXPIRED, {"held_s": 600.2}, "after 10m00s"),
+    (Kind.GO_INTENDED, {"attempt": 1, "resume": None}, "from nothing"),
+    (Kind.GO_INTENDED, {"attempt": 2, "resume": {"step": 100, "path": "/c"}},
+     "from the checkpoint of step 100"),
+    (Kind.RUNNING, {"started_at": "now"}, ""),
+    (Kind.PROGRESS_SUMMARY, {"step": 150, "loss": 0.123456}, "step 150, loss 0.1235"),
+    (Kind.PROGRESS_SUMMARY, {"step": 150, "metrics": {"loss": 2, "x": "y"}}, "step 150, loss 2"),
+    (Kind.CHECKPOINT_SEALED, {"step": 100, "bytes": 2**20, "seconds": 1.25},
+     "step 100, 1.0 MiB in 1.2s"),
+    (Kind.CHECKPOINT_SEALED, {"step": 100}, "step 100, 0 B"),
+    (Kind.CHECKPOINT_REFUSED, {"step": 100, "reason": "torn", "chosen": {"step": 50},
+                               "lost_steps": 50}, "step 100: torn, step 50 is used, 50 steps lost"),
+    (Kind.CHECKPOINT_REFUSED, {"step": 1, "reason": "torn", "chosen": None, "lost_steps": 1},
+     "step 1: torn, nothing older is left, 1 step lost"),
+    (Kind.CHECKPOINT_REFUSED, {"step": 1, "reason": "no manifest"}, "step 1: no manifest"),
+    (Kind.RANK_EXITED, {"rank": 1, "replica": "worker-1", "exit": 3, "signal": None},
+     "rank 1 of worker-1: exit code 3"),
+    (Kind.RANK_EXITED, {"rank": 1, "replica": "worker-1", "exit": None, "signal": 9},
+     "rank 1 of worker-1: signal 9"),
+    (Kind.ATTEMPT_ENDED, {"ok": True, "last_step": 200, "tail": "x"}, "well after step 200"),
+    (Kind.ATTEMPT_ENDED, {"ok": False, "cause": {"text": "killed"}, "last_step": None}, "killed"),
+    (Kind.ATTEMPT_ENDED, {"ok": False}, "failed"),
+    (Kind.VERDICT, {"class": "HANG", "cause": "no step for 600 s", "certain": False},
+     "HANG: no step for 600 s"),
+    (Kind.RESTART_DECIDED, {"reason": "HANG: 1 of backoffLimit 3", "delay_s": 0.0, "to": "Reserved"},
+     "HANG: 1 of backoffLimit 3, again at once, on the same placement"),
+    (Kind.RESTART_DECIDED, {"reason": "x", "delay_s": 4.25, "to": "Reserving"},
+     "x, again in 4.2s, on a new placement"),
+    (Kind.RESTART_DECIDED, {"reason": "x", "delay_s": None, "to": None}, "x, again at once"),
+    (Kind.WATCHDOG_WARNED, {"text": "idle"}, "idle"),
+    (Kind.SAVE_REQUESTED, {"why": "asked for", "placement": 1}, "asked for"),
+    (Kind.END_INTENDED, {"why": "enough", "mode": "save"}, "enough, save"),
+    (Kind.STOPPED, {"reason": "enough", "by": "ada"}, "enough, ada"),
+    (Kind.TRAINED, {"step": 200}, "step 200"),
+    (Kind.MODEL_REGISTERED, {"name": "bert", "version": 2, "sha256": "ab", "metrics": {}},
+     "bert version 2, sha256 ab"),
+    (Kind.RELEASED, {"why": "the gang has ended well", "killed": 0}, "the gang has ended well"),
+    (Kind.RELEASED, {"why": "stop", "killed": 2}, "stop, 2 processes had to be killed"),
+    (Kind.SUCCEEDED, {}, ""),
+    (Kind.FAILED, {"reason": "killed", "class": "HANG"}, "killed"),
+    (Kind.ADOPTED, {"placement": 1, "attempt": 2}, ""),
+    (Kind.SPEC_CHANGED, {"spec": {}, "spec_sha256": "x"}, ""),
+    (Kind.STOP_WANTED, {"why": "enough", "mode": "save", "by": "ada"}, "enough, save, ada"),
+    (Kind.SAVE_WANTED, {"by": "ada"}, "ada"),
+    (Kind.CLEARED, {"task": "launch", "mode": "resume", "to": "DataReady"},
+     "launch, resume, back to DataReady"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "body", "text"), TOLD, ids=[f"{t[0]}-{t[2]:.20}" for t in TOLD])
+def test_events_in_words(kind: Kind, body: dict[str, Any], text: str) -> None:
+    event = recorded(JOB, 1, NewEvent(kind=kind, at=T0, body=body), T0)
+    assert report.event_text(event) == text
+
+
+def test_every_kind_has_been_told() -> None:
+    untold = {Kind.REGISTER_INTENDED, Kind.RESIZE_WANTED}
+    assert {kind for kind, _, _ in TOLD} == set(Kind) - untold
+
+
+def test_a_story_that_goes_on() -> None:
+    log = LogBuilder()
+    log.add(Kind.VALIDATED, 2)
+    story = report.describe(log.job_id, log.events, now=T0 + timedelta(seconds=10))
+    assert [(phase["phase"], phase["seconds"]) for phase in story["phases"]] == [
+        ("Submitted", 2.0), ("Validated", 8.0),
+    ]  # fmt: skip
+    assert (story["attempts"], story["model"], story["reason"]) == ([], None, None)
+    assert story["slot_seconds"]["total"] == 0
+
+
+def test_evidence_without_a_rank() -> None:
+    verdict = {"class": "HANG", "cause": "no step", "next_step": "look", "costs": False}
+    document = {"attempt": 2, "verdict": verdict, "tails": {}, "folder": "/e"}
+    assert report.evidence_text(document) == (
+        "attempt 2: HANG, costs nothing\ncause: no step\nnext:  look\nkept:  /e"
+    )

@@ -1,0 +1,257 @@
+"""The driver: stops, releases, waits, and a ledger that fails in the middle of anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ffdl_airflow.core.errors import InfrastructureError, NotFoundError
+from ffdl_airflow.core.events import Event, Kind
+from ffdl_airflow.core.goal import Goal
+from ffdl_airflow.core.lifecycle import Phase
+from ffdl_airflow.engines.base import EndRequest
+from ffdl_airflow.ledger.base import Batch
+from ffdl_airflow.stages import wishes
+from ffdl_airflow.stages.advance import Done, Driver, Ended, Waits
+from ffdl_airflow.stages.deps import Wait
+from ffdl_airflow.stages.drive import drive, wait
+from ffdl_airflow.stages.reap import reap
+from ffdl_airflow.testing.builders import job
+from ffdl_airflow.testing.fake_engine import FakeEngine
+from ffdl_airflow.testing.memory_ledger import MemoryLedger
+from tests.stages.conftest import JOB, KILLED, World
+
+
+def test_there_is_no_job(world: World) -> None:
+    with pytest.raises(NotFoundError, match="there is no job"):
+        world.advance()
+    for wish in (lambda: wishes.save(world.deps, JOB, by="ada"),
+                 lambda: wishes.stop(world.deps, JOB, mode="now", by="ada")):  # fmt: skip
+        with pytest.raises(NotFoundError):
+            wish()
+    assert world.events() == []
+
+
+def test_too_few_slots_are_waited_for_and_told_once(world: World) -> None:
+    other = World(world.tmp / "other", engine=world.engine)
+    other.submit(job(replicas=3))
+    other.driver = Driver(other.deps, JOB)
+    other.advance(Goal.RESERVE)
+    world.engine.gangs["other-job-0123456789/1"] = world.engine.gangs.pop(f"{JOB}/1")
+    world.submit()
+    for _ in range(3):
+        outcome = world.advance(Goal.RESERVE)
+        assert isinstance(outcome, Waits)
+        assert "2 slots are needed, 1 are free" in outcome.wait.what
+    assert len(world.events(Kind.WAITING)) == 1
+    (row,) = world.ledger.jobs()
+    assert "2 slots are needed" in row.summary["waiting"]
+
+
+@pytest.mark.parametrize("mode", ["now", "save"])
+def test_a_wish_to_stop_ends_all(world: World, mode: str) -> None:
+    world.run_to(Goal.LAUNCH)
+    wishes.stop(world.deps, JOB, mode=mode, by="ada", why="enough")
+    assert isinstance(world.settle(), Ended)
+    assert (world.state.phase, world.state.reason) == (Phase.STOPPED, "enough")
+    assert world.engine.capacity().free == 4
+
+
+def test_a_late_wish_does_not_stop_the_next_gang(world: World) -> None:
+    world.run_to(Goal.LAUNCH)
+    world.engine.lose(world.gang.placement_id)
+    world.advance()
+    wishes.stop(world.deps, JOB, mode="now", by="on_kill", placement=1)
+    assert isinstance(world.advance(), Waits)
+    assert world.state.phase is Phase.RUNNING
+
+
+def test_release_ends_what_holds(world: World) -> None:
+    world.run_to(Goal.RESERVE)
+    assert isinstance(world.settle(Goal.RELEASE), Done)
+    assert world.engine.capacity().free == 4
+
+
+def test_another_driver_says_that_it_adopts(world: World) -> None:
+    world.run_to(Goal.LAUNCH)
+    world.use(source={"host": "lab-2", "pid": 7})
+    for _ in range(2):
+        world.advance()
+        world.driver = Driver(world.deps, JOB)
+    (event,) = world.events(Kind.ADOPTED)
+    assert (event.body, event.source) == (
+        {"placement": 1, "attempt": 1}, {"host": "lab-2", "pid": 7},
+    )  # fmt: skip
+
+
+def test_waiting_asks_the_gang_or_sleeps(world: World) -> None:
+    world.run_to(Goal.LAUNCH)
+    outcome = world.advance()
+    assert isinstance(outcome, Waits)
+    wait(world.deps, outcome.wait, at_most_s=0.01)
+    world.engine.lose(world.gang.placement_id)
+    wait(world.deps, outcome.wait, at_most_s=0.01)
+    wait(world.deps, Wait(what="x", at_most_s=0.0), at_most_s=9.0)
+
+
+def test_a_loop_drives_to_the_end(world: World) -> None:
+    world.submit()
+    seen = []
+
+    def on_wait(outcome: Waits) -> None:
+        seen.append(str(outcome.state.phase))
+        if outcome.state.phase is Phase.RUNNING:
+            world.seal(100)
+            world.finish()
+
+    outcome = drive(world.deps, world.driver, Goal.REGISTER, on_wait=on_wait)
+    assert isinstance(outcome, Done)
+    assert seen[-1] == "Running"
+
+
+class Failing(MemoryLedger):
+    """The n-th append fails, before it is written or (the answer is lost) after."""
+
+    def __init__(self, *, at: int, written: bool) -> None:
+        super().__init__()
+        self.left, self.written = at, written
+
+    def append(self, *batches: Batch) -> list[Event]:
+        self.left -= 1
+        if self.left != 0:
+            return super().append(*batches)
+        if self.written:
+            super().append(*batches)
+        raise InfrastructureError("the ledger cannot be used: disk I/O error")
+
+
+def life(world: World) -> tuple[int, int]:
+    """A life with one killed rank, driven through failures. Returns (appends failed, attempts)."""
+    failures = 0
+    phase = None
+    for _ in range(200):
+        try:
+            if not world.events():
+                world.submit()
+            outcome = world.driver.advance(Goal.REGISTER)
+        except InfrastructureError:
+            failures += 1
+            continue
+        if not isinstance(outcome, Waits):
+            break
+        world.clock.advance(1)
+        phase = (outcome.state.phase, outcome.state.attempt)
+        if phase == (Phase.RUNNING, 1) and world.gang.state == "running":
+            world.seal(100)
+            world.finish(KILLED)
+        elif phase == (Phase.RUNNING, 2) and world.gang.state == "running":
+            world.seal(200, attempt=2)
+            world.finish()
+    return failures, world.state.attempt
+
+
+LIFE_APPENDS = 18
+"""Appends of the life below when nothing fails; the last test says so if that changes."""
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("at", range(1, LIFE_APPENDS + 1))
+def test_a_ledger_that_fails_in_the_middle_loses_nothing(
+    tmp_path: Path, at: int, written: bool
+) -> None:
+    undisturbed = World(tmp_path / "a")
+    life(undisturbed)
+    world = World(tmp_path / "b", Failing(at=at, written=written))
+    failures, attempts = life(world)
+    assert (failures, attempts) == (1, 2)
+    assert world.state.phase is Phase.SUCCEEDED
+    kinds = [event.kind for event in world.events()]
+    assert [k for k in kinds if k is not Kind.ADOPTED] == [
+        event.kind for event in undisturbed.events() if event.kind is not Kind.ADOPTED
+    ]
+    started = [n for gang in world.engine.gangs.values() for n in gang.started]
+    assert started == [1, 2], "each attempt ran once"
+    assert len(world.publisher.published) == 1
+    assert world.engine.capacity().free == 4
+    assert world.ledger.jobs()[0].phase == "Succeeded"
+
+
+def test_the_number_of_appends_is_as_said(tmp_path: Path) -> None:
+    world = World(tmp_path, Failing(at=0, written=False))
+    life(world)
+    assert -world.ledger.left == LIFE_APPENDS  # type: ignore[attr-defined]
+
+
+class Listing(FakeEngine):
+    """An engine that can list what exists."""
+
+    def placements(self) -> list[str]:
+        return [gang.placement_id for gang in self.gangs.values() if gang.alive]
+
+
+def test_an_engine_that_lists_nothing_has_nothing_to_reap(world: World) -> None:
+    world.run_to(Goal.RESERVE)
+    assert reap(world.deps) == []
+
+
+def test_what_is_needed_stays(tmp_path: Path) -> None:
+    world = World(tmp_path, engine=Listing(slots=4))
+    world.run_to(Goal.LAUNCH)
+    assert reap(world.deps) == []
+    assert world.gang.alive
+
+
+def orphan(world: World, make: Any) -> str:
+    world.run_to(Goal.LAUNCH)
+    make(world)
+    (found,) = reap(world.deps)
+    assert reap(world.deps) == []
+    assert world.engine.capacity().free == 4
+    return found.why
+
+
+def test_a_gang_of_a_job_that_nobody_knows_is_ended(tmp_path: Path) -> None:
+    world = World(tmp_path, engine=Listing(slots=4))
+    other = World(tmp_path / "other", engine=world.engine)
+    other.run_to(Goal.RESERVE)
+    (found,) = reap(world.deps)
+    assert (found.placement_id, found.why) == (f"{JOB}/1", "the ledger does not know its job")
+    assert world.engine.capacity().free == 4
+
+
+def stopped_behind(world: World) -> None:
+    """The job has ended, and its driver was killed before it ended the placement."""
+    body = {"reason": "stopped by ada"}
+    event = world.events()[-1]
+    new = type(event)(**{**vars(event), "kind": Kind.STOPPED, "body": body, "dedupe": None,
+                         "source": {}})  # fmt: skip
+    world.ledger.append(Batch(stream=JOB, expected_seq=None, events=[new]))  # type: ignore[list-item]
+
+
+def released_behind(world: World) -> None:
+    event = world.events()[-1]
+    new = type(event)(**{**vars(event), "kind": Kind.RELEASED, "body": {"placement": 1},
+                         "dedupe": None, "source": {}})  # fmt: skip
+    world.ledger.append(Batch(stream=JOB, expected_seq=None, events=[new]))  # type: ignore[list-item]
+
+
+def replaced_behind(world: World) -> None:
+    """An older gang that comes back, as a sleeping driver could have made it."""
+    world.engine.end(f"{JOB}/1", EndRequest(why="test"))
+    while world.state.placement == 1:
+        world.advance()
+    gang = world.engine.gangs[f"{JOB}/1"]
+    gang.state = "holding"
+    world.engine.end(f"{JOB}/2", EndRequest(why="test"))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(stopped_behind, "its job has ended (Stopped)"), (released_behind, "its job has released it"),
+     (replaced_behind, "its job has a newer placement")],
+)  # fmt: skip
+def test_what_nobody_comes_back_for_is_ended(tmp_path: Path, make: Any, why: str) -> None:
+    world = World(tmp_path, engine=Listing(slots=4))
+    assert orphan(world, make).startswith(why)
