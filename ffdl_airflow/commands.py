@@ -15,7 +15,11 @@ from typing import Any
 
 from ffdl_airflow import console, report, services
 from ffdl_airflow.core.errors import (
-    FfdlError, JobStopped, NotFoundError, TrainingFailed, UserError,
+    FfdlError,
+    JobStopped,
+    NotFoundError,
+    TrainingFailed,
+    UserError,
 )  # fmt: skip
 from ffdl_airflow.core.events import Event
 from ffdl_airflow.core.goal import Goal
@@ -220,7 +224,9 @@ def _read_manifest(path: str) -> TrainingJob:
 def _new_id(deps: Deps, job: TrainingJob | None) -> str:
     """Submit a new job under an id of its own."""
     if job is None:
-        raise UserError("ffdl run: found neither -f FILE nor --job ID, allowed: one of them or both")
+        raise UserError(
+            "ffdl run: found neither -f FILE nor --job ID, allowed: one of them or both"
+        )
     job_id = job_id_for(job.metadata.name, secrets.token_hex(16))
     submit(deps, job, job_id=job_id, owner=_owner())
     return job_id
@@ -232,8 +238,8 @@ def _continue(deps: Deps, job_id: str, job: TrainingJob | None) -> None:
     if job is not None:
         state = submit(deps, job, job_id=job_id, owner=_owner())
     elif state.owner.get("key") != _owner()["key"] and not state.terminal:
-        raise UserError(f"job {job_id}: found owner {state.owner.get('key')}, allowed: a job of the "
-                        "command line, or one that has ended")  # fmt: skip
+        found = f"job {job_id}: found owner {state.owner.get('key')}"
+        raise UserError(f"{found}, allowed: a job of the command line, or one that has ended")
     if state.phase in (Phase.FAILED, Phase.STOPPED):
         wishes.clear(deps, job_id, task="command line", number=state.seq,
                      mode=state.spec["spec"]["checkpoint"]["onClear"])  # fmt: skip

@@ -95,7 +95,7 @@ class ProgressDisplay:
         screen = Console(file=self._to)
         self._live = Live(console=screen, transient=True) if self._to.isatty() else None
 
-    def __enter__(self) -> "ProgressDisplay":
+    def __enter__(self) -> "ProgressDisplay":  # noqa: PYI034 - `Self` came with Python 3.11
         if self._live is not None:
             self._live.start()
         return self
@@ -178,4 +178,5 @@ def utilization(status: Mapping[str, Any] | None) -> str | None:
 
 def moved_text(store: Mapping[str, Any]) -> str:
     """What a prefetch has moved, for people."""
-    return f"{store['objects']} files, {format_bytes(store['bytes'])}, {store['moved_bytes']} bytes moved"
+    size = format_bytes(store["bytes"])
+    return f"{store['objects']} files, {size}, {store['moved_bytes']} bytes moved"

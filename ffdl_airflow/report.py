@@ -94,6 +94,8 @@ def evidence_text(document: Mapping[str, Any]) -> str:
 
 def event_text(event: Event) -> str:
     """What an event says, in one line: the reason first, nothing that other columns have."""
+    if event.kind is Kind.ADOPTED:
+        return "by " + ", ".join(f"{key} {value}" for key, value in sorted(event.source.items()))
     body = event.body
     told = _TEXTS.get(event.kind)
     parts = [body.get(key) for key in _REASONS] if told is None else told(body)

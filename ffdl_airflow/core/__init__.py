@@ -1,0 +1,1 @@
+"""Decisions: pure functions on frozen data; no I/O, no clock, no Airflow."""

@@ -1,7 +1,7 @@
 """What a job has cost: slot-seconds by kind, folded from its log. The parts add up, always.
 
-For: every moment of every placement × its slots belongs to exactly one kind. Moments are cut at
-event times (the source's clock); where clocks disagree a cut never goes back. Not for: prices.
+For: every moment of every placement, times its slots, belongs to exactly one kind. Moments are cut
+at event times (the source's clock); where clocks disagree a cut never goes back. Not for: prices.
 """
 
 from collections.abc import Iterable, Mapping

@@ -12,12 +12,19 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag,
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
     model_validator,
 )  # fmt: skip
 from pydantic_core import PydanticCustomError
 
-from ffdl_airflow.core.quantities import CPU_ALLOWED, MEMORY_ALLOWED, parse_bytes, parse_milli_cpu
+from ffdl_airflow.core.quantities import MEMORY_ALLOWED, parse_bytes, parse_milli_cpu
 
 API_VERSION = "ffdl.cloud.ibm.com/v1"
 FRAMEWORKS = ("pytorch", "jax", "tensorflow", "mpi", "caffe", "custom")
@@ -165,7 +172,9 @@ class Training(Spec):
         if self.entryPoint and self.command:
             raise _wrong("command", "a command beside entryPoint", "one of the two")
         if self.entryPoint and _leads_out(self.entryPoint):
-            raise _wrong("entryPoint", repr(self.entryPoint), "a relative path that stays inside code")
+            raise _wrong(
+                "entryPoint", repr(self.entryPoint), "a relative path that stays inside code"
+            )
         _require_no_secret(self.env)
         return self
 
@@ -191,8 +200,8 @@ class Role(Spec):
     @model_validator(mode="after")
     def _checked(self) -> "Role":
         if self.resources is not None and self.resources.gpuTimeLimit is not None:
-            raise _wrong("resources.gpuTimeLimit", f"{self.resources.gpuTimeLimit:g}",
-                         "only spec.resources.gpuTimeLimit: it is a limit of the whole job")  # fmt: skip
+            allowed = "only spec.resources.gpuTimeLimit: it is a limit of the whole job"
+            raise _wrong("resources.gpuTimeLimit", f"{self.resources.gpuTimeLimit:g}", allowed)
         _require_no_secret(self.env)
         return self
 
@@ -318,8 +327,11 @@ class JobSpec(Spec):
     def _consistent(self) -> "JobSpec":
         if self.roles and self.replicas is not None:
             raise _wrong("replicas", f"{self.replicas} beside roles", "one of the two")
-        for field, names in (("roles", [role.name for role in self.roles]),
-                             ("dataStores", [store.name for store in self.dataStores])):  # fmt: skip
+        named: dict[str, list[str]] = {
+            "roles": [role.name for role in self.roles],
+            "dataStores": [store.name for store in self.dataStores],
+        }
+        for field, names in named.items():
             twice = next((n for n in range(len(names)) if names[n] in names[:n]), None)
             if twice is not None:
                 path = f"{field}[{twice}].name"

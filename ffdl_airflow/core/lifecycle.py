@@ -1,4 +1,4 @@
-"""The life of a job: one table (phase × event → phase) and the fold over the log.
+"""The life of a job: one table (phase and event → phase) and the fold over the log.
 
 For: what state a log of events means. A pair that is not in the table raises with the job's story
 and changes nothing. Not for: what to do next; that is ``next_step.py``. Pure: no clock, no I/O.
@@ -380,8 +380,9 @@ def _cleared(state: JobState, event: Event) -> JobState:
     fresh = event.body.get("mode") == "fresh"
     return replace(
         state, clear_pending=to if state.placed else None, stop_wanted=None, verdict=None,
-        not_before=None, must_end="cleared" if state.placed else None, costly=0, unknown=0, no_advance=0,
-        early_losses=0, since_checkpoint=0, attempt_result=None, reason="cleared", model=None,
+        not_before=None, must_end="cleared" if state.placed else None, costly=0, unknown=0,
+        no_advance=0, early_losses=0, since_checkpoint=0, attempt_result=None, reason="cleared",
+        model=None,
         mover_error=None, save_wanted=None, restart_class=None,
         checkpoint=None if fresh else state.checkpoint,
         checkpoint_floor=state.attempt if fresh else state.checkpoint_floor,

@@ -12,16 +12,17 @@ _HEAD = """# The life of a job
 Drawn from the table in `ffdl_airflow/core/lifecycle.py`; a test compares this page with it. How to
 write it anew stands in `ffdl_airflow/core/lifecycle_diagram.py`.
 
-A job is its event log, and its phase follows from the log. An event that is not in the table for the
-job's phase is refused with the job's story, and changes nothing. An event about a placement that is
-not the newest one is kept in the log and changes nothing.
+A job is its event log, and its phase follows from the log. An event that is not in the table for
+the job's phase is refused with the job's story, and changes nothing. An event about a placement
+that is not the newest one is kept in the log and changes nothing.
 """
 _TABLE_HEAD = """
 ## Every event
 
-*any* are all phases, *live* all but the ends. With several phases behind the arrow the event decides:
-a restart stays on its placement (Reserved) or takes a new one (Reserving); a clear goes back to where
-it was asked to, once the placement is gone, and never past a phase that the job has not been in.
+*any* are all phases, *live* all but the ends. With several phases behind the arrow the event
+decides: a restart stays on its placement (Reserved) or takes a new one (Reserving); a clear goes
+back to where it was asked to, once the placement is gone, and never past a phase that the job has
+not been in.
 
 | event | in phase | leads to |
 |---|---|---|

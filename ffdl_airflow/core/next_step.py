@@ -99,12 +99,13 @@ Action = (
 
 _BEFORE_DATA = (Phase.SUBMITTED, Phase.VALIDATED, Phase.PREFETCHING)
 _AFTER_RESERVE = (
-    Phase.RESERVED, Phase.STARTING, Phase.RUNNING, Phase.TRAINED, Phase.REGISTERING, Phase.SUCCEEDED,
+    Phase.RESERVED, Phase.STARTING, Phase.RUNNING,
+    Phase.TRAINED, Phase.REGISTERING, Phase.SUCCEEDED,
 )  # fmt: skip
 _AFTER_LAUNCH = (Phase.TRAINED, Phase.REGISTERING, Phase.SUCCEEDED)
 
 
-def reached(state: JobState, goal: Goal) -> bool:
+def reached(state: JobState, goal: Goal) -> bool:  # noqa: PLR0911 - one line a goal
     """Whether the goal is reached. What ended is reached only by ``release``."""
     if goal is Goal.RELEASE:
         return not state.placed and (state.terminal or state.phase in (*_BEFORE_DATA,

@@ -102,7 +102,9 @@ def build(job: TrainingJob, *, job_id: str, placement: int, places: Places, timi
                     name=name, role=role.name, index=index, gpu=spec.resources_of(role).gpu,
                     cwd=places.code or places.output_dir, command=_command(spec, role, places),
                     env=_replica_env(job, role, own[0], job_id=job_id, places=places),
-                    processes=tuple(_process(spec, rank, world, master) for rank in own),
+                    processes=tuple(
+                        _process(spec, rank, world=world, master=master) for rank in own
+                    ),
                 )
             )  # fmt: skip
     return GangPlan(
@@ -160,7 +162,7 @@ def _command(spec: JobSpec, role: Role, places: Places) -> tuple[str, ...]:
     return (f"./{training.entryPoint}", *args)
 
 
-def _process(spec: JobSpec, rank: Rank, world: int, master: str) -> dict[str, Any]:
+def _process(spec: JobSpec, rank: Rank, *, world: int, master: str) -> dict[str, Any]:
     env = environment(spec.training.framework, rank, world_size=world, master=master)
     return {"rank": rank.number if rank.number is not None else -1, "local_rank": rank.local,
             "env": env}  # fmt: skip

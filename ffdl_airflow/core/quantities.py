@@ -17,6 +17,8 @@ _BYTES = {
 # FfDL's own units (restapi manifest reader): decimal, letter case does not count.
 _FFDL_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
                "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+_KIB = 1024
+_SIXTY = 60  # seconds of a minute, minutes of an hour
 MEMORY_ALLOWED = "a number of bytes with K, M, G, T or Ki, Mi, Gi, Ti, for example 8Gi"
 CPU_ALLOWED = "cores, for example 2, 0.5 or 500m"
 
@@ -49,23 +51,23 @@ def parse_milli_cpu(value: object) -> int:
 
 def format_bytes(count: int) -> str:
     """Bytes as text with one decimal and a binary unit, for people."""
-    if count < 1024:
+    if count < _KIB:
         return f"{count} B"
-    size, units = count / 1024, ["KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
+    size, units = count / _KIB, ["KiB", "MiB", "GiB", "TiB"]
+    while size >= _KIB and len(units) > 1:
+        size /= _KIB
         units.pop(0)
     return f"{size:.1f} {units[0]}"
 
 
 def format_duration(seconds: float) -> str:
     """Seconds as ``0.4s``, ``12.3s``, ``4m05s`` or ``2h10m``, for people."""
-    if seconds < 59.95:  # what is shown as 60.0s is a minute
+    if round(seconds, 1) < _SIXTY:
         return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
+    minutes, rest = divmod(round(seconds), _SIXTY)
+    if minutes < _SIXTY:
         return f"{minutes}m{rest:02d}s"
-    hours, minutes = divmod(minutes, 60)
+    hours, minutes = divmod(minutes, _SIXTY)
     return f"{hours}h{minutes:02d}m"
 
 

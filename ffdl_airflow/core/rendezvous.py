@@ -117,7 +117,7 @@ def _jax(rank: Rank, world_size: int, master: str) -> Mapping[str, str]:
 
 
 def _pytorch(rank: Rank, world_size: int, master: str) -> Mapping[str, str]:
-    """torchrun reads PET_* as its arguments; each of its replicas is one node."""
+    """Torchrun reads PET_* as its arguments; each of its replicas is one node."""
     if rank.launched is None:
         return {}
     return {

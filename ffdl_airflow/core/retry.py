@@ -13,7 +13,7 @@ from ffdl_airflow.core.failures.rules import Verdict
 BACKOFF_BASE_S = 2.0
 BACKOFF_CEILING_S = 300.0
 JITTER = 0.2
-"""Back-off: 2 s × 2ⁿ, at most 300 s (CONTRACT 7), ± 20 % (chosen)."""
+"""Back-off: 2 s times 2ⁿ, at most 300 s (CONTRACT 7), ± 20 % (chosen)."""
 EARLY_LOSS_LIMIT = 20
 """Losses before any user code ran that end a job (CONTRACT 7)."""
 _NO_BACKOFF = frozenset({FailureClass.PREEMPTED, FailureClass.PREEMPTED_BEFORE_START})
@@ -67,7 +67,7 @@ def decide(verdict: Verdict, history: History) -> Restart | GiveUp:
     return Restart(costs=policy.costs, delay_s=_delay_s(verdict, history), reason=reason)
 
 
-def _refusal(verdict: Verdict, history: History) -> str | None:
+def _refusal(verdict: Verdict, history: History) -> str | None:  # noqa: PLR0911 - one a limit
     policy = POLICIES[verdict.failure]
     name = verdict.failure.value
     if policy.restart == "never":

@@ -9,14 +9,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ffdl_airflow.core.errors import NotFoundError
-from ffdl_airflow.core.events import Kind, NewEvent
-from ffdl_airflow.core.lifecycle import JobState, apply, fold
+from ffdl_airflow.core.events import Kind, NewEvent, recorded
 from ffdl_airflow.core.goal import Goal
+from ffdl_airflow.core.lifecycle import JobState, apply, fold
 from ffdl_airflow.core.next_step import (
-    Append, EndPlacement, Finish, Go, Judge, JudgeMover, Launch, Observe, Prefetch, Register,
-    Reserve, Save, Validate, WaitUntil, next_step, reached,
+    Append,
+    EndPlacement,
+    Finish,
+    Go,
+    Judge,
+    JudgeMover,
+    Launch,
+    Observe,
+    Prefetch,
+    Register,
+    Reserve,
+    Save,
+    Validate,
+    WaitUntil,
+    next_step,
+    reached,
 )  # fmt: skip
-from ffdl_airflow.core.events import recorded
 from ffdl_airflow.core.summary import summary
 from ffdl_airflow.ledger.base import Batch, Conflict
 from ffdl_airflow.stages import evidence, launch, prefetch, register, reserve, submit
@@ -113,7 +126,7 @@ class Driver:
             given = self._given_back(step.facts) if give_back else None
             if given is not None:
                 return given
-        raise AssertionError(f"{self._state.job_id} does not come to rest")  # noqa: EM102
+        raise AssertionError(f"{self._state.job_id} does not come to rest")
 
     def _perform(self, action: object) -> Step:
         if isinstance(action, Append):
@@ -158,7 +171,9 @@ class Driver:
             return
         key = ":".join(str(value) for value in self._deps.source.values())
         body = {"placement": self._state.placement, "attempt": self._state.attempt}
-        fact = NewEvent(kind=Kind.ADOPTED, at=self._deps.clock(), body=body, dedupe=f"by:{key}"[:128])
+        fact = NewEvent(
+            kind=Kind.ADOPTED, at=self._deps.clock(), body=body, dedupe=f"by:{key}"[:128]
+        )
         self._append([fact])
 
     def _finish(self, until: Goal) -> Outcome:

@@ -9,10 +9,10 @@ from ffdl_airflow.core.events import NewEvent
 from ffdl_airflow.core.job import TrainingJob
 from ffdl_airflow.core.lifecycle import JobState
 from ffdl_airflow.core.manifests.ffdl import read_job
+from ffdl_airflow.core.model import PublishRequest
 from ffdl_airflow.core.plan import Timing
 from ffdl_airflow.engines.base import Engine
 from ffdl_airflow.ledger.base import Ledger
-from ffdl_airflow.core.model import PublishRequest
 from ffdl_airflow.registries.publisher import PublishState
 from ffdl_airflow.stores.cache import MoveState
 

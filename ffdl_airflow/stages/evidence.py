@@ -27,9 +27,7 @@ def perform(deps: Deps, job: Job) -> Step:
         return reserve.watch(job, seen)
     holds = seen.presence is Presence.ALIVE and seen.gang_state == protocol.HOLDING
     verdict = _verdict(state.attempt_result or {}, resumed=state.resume is not None)
-    facts = decided(
-        deps, job, verdict, to=(Phase.RESERVED if holds else Phase.RESERVING).value
-    )
+    facts = decided(deps, job, verdict, to=(Phase.RESERVED if holds else Phase.RESERVING).value)
     if verdict.failure is FailureClass.CKPT_CORRUPT and state.resume:
         facts.insert(0, launch.refuse(deps, job, state.resume, reason=verdict.cause))
     keep(deps, job, facts)

@@ -1,6 +1,5 @@
 """Launch: choose the checkpoint, intend the attempt, tell the gang to go."""
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -125,7 +124,7 @@ def quarantine(path: str) -> str:
     number = sum(1 for other in folder.iterdir() if other.name.startswith(name)) + 1
     target = folder / f"{name}.{number}"
     try:
-        os.rename(path, target)
+        Path(path).rename(target)
     except FileNotFoundError:
         return path  # another driver has just moved it
     return str(target)

@@ -1,4 +1,4 @@
-"""Prefetch: the job's data sets and its code become verified generations, before any slot is held."""
+"""Prefetch: the job's data sets and its code become generations, before any slot is held."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -33,5 +33,3 @@ def decided(deps: Deps, job: Job, verdict: Verdict, *, to: str | None) -> list[N
         "not_before": (now + timedelta(seconds=outcome.delay_s)).isoformat(),
     }  # fmt: skip
     return [*events, NewEvent(kind=Kind.RESTART_DECIDED, at=now, attempt=attempt, body=restart)]
-
-

@@ -4,9 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ffdl_airflow.core.errors import NotFoundError
-from ffdl_airflow.core.events import Event, Kind, NewEvent
-from ffdl_airflow.ledger.base import Batch
-from ffdl_airflow.stages.deps import Deps
+from ffdl_airflow.core.events import Event, Kind, NewEvent, recorded
+from ffdl_airflow.core.lifecycle import apply, fold
+from ffdl_airflow.core.summary import summary
+from ffdl_airflow.ledger.base import Batch, Conflict
+from ffdl_airflow.stages.deps import Deps, Job
+
+_TRIES = 50
+"""Tries of an append. Chosen: far above the number of drivers of a job."""
 
 
 def stop(deps: Deps, job_id: str, *, mode: str, by: str, why: str = "stop asked for",
@@ -30,14 +35,31 @@ def clear(deps: Deps, job_id: str, *, task: str, number: int, mode: str, to: str
     The pair (task, number) counts once; returns whether this call was the one. What a mover once
     answered is forgotten, so that the data are looked at anew.
     """
+    key = f"cleared:{task}:{number}"
+    if any(event.dedupe == key for event in deps.ledger.read(job_id)):
+        return False
     deps.cache.release_all(job=job_id)
     body = {"task": task, "number": number, "mode": mode, "to": to}
-    return bool(_append(deps, job_id, Kind.CLEARED, body=body, dedupe=f"cleared:{task}:{number}"))
+    return bool(_append(deps, job_id, Kind.CLEARED, body=body, dedupe=key))
 
 
 def _append(deps: Deps, job_id: str, kind: Kind, *, body: Mapping[str, Any],
             dedupe: str | None = None) -> list[Event]:  # fmt: skip
-    if not deps.ledger.read(job_id):
-        raise NotFoundError(f"there is no job {job_id}")
+    """Append the wish, with the row that lists show: a clear changes the phase at once."""
     event = NewEvent(kind=kind, at=deps.clock(), body=body, dedupe=dedupe, source=deps.source)
-    return deps.ledger.append(Batch(stream=job_id, expected_seq=None, events=[event]))
+    for left in reversed(range(_TRIES)):
+        events = deps.ledger.read(job_id)
+        if not events:
+            raise NotFoundError(f"there is no job {job_id}")
+        if dedupe is not None and any(known.dedupe == dedupe for known in events):
+            break
+        state = fold(job_id, events)
+        after = apply(state, recorded(job_id, state.seq + 1, event, event.at))
+        batch = Batch(stream=job_id, expected_seq=state.seq, events=[event],
+                      projection=summary(after, Job.of(after).spec))  # fmt: skip
+        try:
+            return deps.ledger.append(batch)
+        except Conflict:
+            if left == 0:
+                raise
+    return []

@@ -47,6 +47,7 @@ class Ffdl:
             "FFDL_CHECKPOINT_ROOT": str(home / "checkpoints"),
             "FFDL_MODEL_ROOT": str(home / "models"), "FFDL_SLOTS": "4",
         }  # fmt: skip
+        self.started: list[subprocess.Popen[str]] = []
         (home / "code").mkdir()
         shutil.copy(TRAINER, home / "code" / "counting.py")
 
@@ -70,11 +71,23 @@ class Ffdl:
     def start(self, *words: object, **options: Any) -> subprocess.Popen[str]:
         """Run a command in a process of its own."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("FFDL_", "AIRFLOW_"))}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "ffdl_airflow.cli", *map(str, words)],
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
             env=kept | self.env | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what a failed test has left."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        for row in self("get", "-o", "json").json if (self.home / "state").exists() else []:
+            if row["phase"] not in ("Succeeded", "Failed", "Stopped"):
+                self("stop", row["job"], "--now")
 
     def manifest(self, name: str = "count", *, args: str = "--steps 10 --every 5",
                  **spec: Any) -> Path:  # fmt: skip
@@ -111,8 +124,10 @@ class Ffdl:
 
 
 @pytest.fixture
-def ffdl(tmp_path: Path) -> Ffdl:
-    return Ffdl(tmp_path)
+def ffdl(tmp_path: Path) -> Iterator[Ffdl]:
+    made = Ffdl(tmp_path)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")
@@ -129,3 +144,4 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ffdl, str, 
     bad = ffdl("run", "-f", ffdl.manifest("broken", args=args, backoffLimit=0), "-o", "json")
     assert bad.code == 1, bad
     yield ffdl, good.json["job"], bad.json["job"]
+    ffdl.close()

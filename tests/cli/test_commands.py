@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ def test_get_lists_jobs_newest_first(done: Done) -> None:
     ffdl, good, bad = done
     head, first, second = table(ffdl("get").out)
     assert head == ["JOB", "PHASE", "REPLICAS/GPUS", "STEP", "DURATION", "REASON"]
-    assert first[:4] == [bad, "Failed", "2/0", "7"]
+    assert first[:3] == [bad, "Failed", "2/0"]
     assert second[:4] == [good, "Succeeded", "2/0", "10"]
     assert "exit code 3" in ffdl("get", bad).out
 
@@ -33,8 +32,10 @@ def test_get_lists_jobs_newest_first(done: Done) -> None:
 def test_get_wide_shows_what_is_asked_for(done: Done) -> None:
     ffdl, good, _ = done
     head, row = table(ffdl("get", good, "-o", "wide").out)
-    assert head == ["JOB", "NAME", "PHASE", "REPLICAS/GPUS", "UTILIZATION", "DURATION", "GENERATION",
-                    "MODEL", "SHA256", "REASON"]  # fmt: skip
+    assert head == [
+        "JOB", "NAME", "PHASE", "REPLICAS/GPUS", "UTILIZATION", "DURATION", "GENERATION", "MODEL",
+        "SHA256", "REASON",
+    ]  # fmt: skip
     shown = ffdl.job(good)
     assert row[:4] == [good, "count", "Succeeded", "2/0"]
     assert row[-4:] == [shown["generation"], "count:1", shown["sha256"], "-"]
@@ -66,7 +67,8 @@ def test_describe_tells_the_story(done: Done) -> None:
     assert yaml.safe_load(ffdl("describe", good).out)["model"] == story["model"]
     failed = ffdl("describe", bad, "-o", "json").json
     (attempt,) = failed["attempts"]
-    assert (attempt["result"], attempt["class"], attempt["last_step"]) == ("failed", "UNKNOWN", 7)
+    assert (attempt["result"], attempt["class"]) == ("failed", "UNKNOWN")
+    assert attempt["last_step"] >= 7
     assert failed["verdict"]["next_step"] == attempt["next_step"]
 
 
@@ -78,7 +80,7 @@ def test_events_say_the_reason_first(done: Done) -> None:
     assert told["DataReady"].startswith("numbers is generation ")
     assert told["ModelRegistered"].startswith("count version 1, sha256 ")
     told = {row["kind"]: row["text"] for row in ffdl("events", bad, "-o", "json").json}
-    assert told["AttemptEnded"] == "rank 1 of worker-1 exited with code 3 after step 7"
+    assert told["AttemptEnded"].startswith("rank 1 of worker-1 exited with code 3 after step ")
     assert told["Verdict"].startswith("UNKNOWN: rank 1 (worker-1) ended with exit code 3")
     assert told["Failed"].endswith("(backoffLimit 0 is used up)")
     head, *rows = table(ffdl("events", bad).out)
@@ -179,7 +181,7 @@ def test_registry(done: Done) -> None:
 
 
 def test_what_has_ended_is_not_stopped(done: Done) -> None:
-    ffdl, good, bad = done
+    ffdl, good, _ = done
     before = ffdl("events", good).out
     assert ffdl("stop", good).out == f"{good} has ended already: Succeeded\n"
     assert ffdl("stop", good, "--now", "-o", "json").json["phase"] == "Succeeded"
@@ -197,13 +199,12 @@ def test_nothing_to_reap(done: Done) -> None:
 
 def test_a_reader_that_goes_away_is_no_fault(done: Done) -> None:
     ffdl, good, _ = done
-    process = ffdl.start("events", good, "-o", "json", bufsize=0, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.stderr is not None
-    err = process.stderr.read()
-    assert "Traceback" not in str(err), err
-    assert process.wait(60) in (0, 120)
+    with ffdl.start("events", good, "-o", "json") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        err = process.stderr.read()
+    assert (process.returncode, err) == (0, "")
 
 
 def test_the_program_itself_starts(done: Done) -> None:

@@ -39,7 +39,7 @@ def test_a_running_job(ffdl: Ffdl, wait_until: Callable[..., Any]) -> None:
     assert "SpecChanged" not in kinds(ffdl, job_id), "the refused command has changed nothing"
     log = ffdl.home / "followed.log"
     with log.open("w") as file:
-        following = ffdl.start("logs", job_id, "-f", stdout=file)
+        following = ffdl.start("logs", job_id, "-f", stdout=file, stderr=subprocess.STDOUT)
         saved = ffdl("save", job_id)
         assert saved.code == 0, saved
         assert "a checkpoint was asked for" in saved.out
@@ -47,13 +47,15 @@ def test_a_running_job(ffdl: Ffdl, wait_until: Callable[..., Any]) -> None:
         stopped = ffdl("stop", job_id)
         assert (stopped.code, stopped.out) == (0, f"{job_id} Stopped: stop asked for\n")
         assert following.wait(30) == 0
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"ffdl: job {job_id} Stopped: stop asked for" in err
     assert f"`ffdl run --job {job_id}` goes on with it" in err
     assert log.read_text() == ffdl("logs", job_id).out
     story = ffdl("describe", job_id, "-o", "json").json
-    assert story["checkpoint"]["step"] == story["attempts"][0]["last_step"], "saved, then stopped"
+    assert story["attempts"][0]["cause"] == "stop asked for"
+    told = kinds(ffdl, job_id)
+    assert "CheckpointSealed" in told[told.index("StopWanted") :], "saved, then stopped"
     assert ffdl("reap", "-o", "json").json == []
 
 

@@ -100,10 +100,16 @@ def test_a_row_of_a_job_that_goes_on() -> None:
         "submitted_at": T0.isoformat(), "ended_at": None, "name": "bert", "phase": "Reserving",
         "replicas": 2, "gpus": 4, "waiting": "2 slots are needed",
     }  # fmt: skip
-    row = JobRow(job_id=JOB, seq=1, phase="Reserving", created_at=T0, updated_at=T0, summary=summary)
+    row = JobRow(
+        job_id=JOB, seq=1, phase="Reserving", created_at=T0, updated_at=T0, summary=summary
+    )
     shown = console.job_row(row, T0 + timedelta(seconds=90))
     assert (shown["duration"], shown["replicas/gpus"]) == ("1m30s", "2/4")
-    assert (shown["reason"], shown["model"], shown["generation"]) == ("2 slots are needed", None, "")
+    assert (shown["reason"], shown["model"], shown["generation"]) == (
+        "2 slots are needed",
+        None,
+        "",
+    )
 
 
 def test_what_a_prefetch_has_moved() -> None:
@@ -118,7 +124,7 @@ TOLD: list[tuple[Kind, dict[str, Any], str]] = [
     (Kind.VALIDATED, {"replicas": 1, "gpus": 2, "time_limit_s": 3600},
      "1 replica, 2 GPUs, 1h00m of running at most"),
     (Kind.VALIDATED, {"replicas": 2, "gpus": 1, "time_limit_s": None}, "2 replicas, 1 GPU"),
-    (Kind.REFUSED, {"reason": "spec.replicas: found 9", "problems": ["x"]}, "spec.replicas: found 9"),
+    (Kind.REFUSED, {"reason": "replicas: found 9", "problems": ["x"]}, "replicas: found 9"),
     (Kind.MOVER_INTENDED, {}, ""),
     (Kind.PREFETCH_STARTED, {"sources": {"corpus": {"kind": "local", "path": "/c"}}},
      "corpus from /c"),
@@ -154,8 +160,8 @@ TOLD: list[tuple[Kind, dict[str, Any], str]] = [
     (Kind.ATTEMPT_ENDED, {"ok": False}, "failed"),
     (Kind.VERDICT, {"class": "HANG", "cause": "no step for 600 s", "certain": False},
      "HANG: no step for 600 s"),
-    (Kind.RESTART_DECIDED, {"reason": "HANG: 1 of backoffLimit 3", "delay_s": 0.0, "to": "Reserved"},
-     "HANG: 1 of backoffLimit 3, again at once, on the same placement"),
+    (Kind.RESTART_DECIDED, {"reason": "HANG: 1 of 3", "delay_s": 0.0, "to": "Reserved"},
+     "HANG: 1 of 3, again at once, on the same placement"),
     (Kind.RESTART_DECIDED, {"reason": "x", "delay_s": 4.25, "to": "Reserving"},
      "x, again in 4.2s, on a new placement"),
     (Kind.RESTART_DECIDED, {"reason": "x", "delay_s": None, "to": None}, "x, again at once"),
@@ -170,7 +176,7 @@ TOLD: list[tuple[Kind, dict[str, Any], str]] = [
     (Kind.RELEASED, {"why": "stop", "killed": 2}, "stop, 2 processes had to be killed"),
     (Kind.SUCCEEDED, {}, ""),
     (Kind.FAILED, {"reason": "killed", "class": "HANG"}, "killed"),
-    (Kind.ADOPTED, {"placement": 1, "attempt": 2}, ""),
+    (Kind.ADOPTED, {"placement": 1, "attempt": 2}, "by host lab-1, pid 7"),
     (Kind.SPEC_CHANGED, {"spec": {}, "spec_sha256": "x"}, ""),
     (Kind.STOP_WANTED, {"why": "enough", "mode": "save", "by": "ada"}, "enough, save, ada"),
     (Kind.SAVE_WANTED, {"by": "ada"}, "ada"),
@@ -181,7 +187,8 @@ TOLD: list[tuple[Kind, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "body", "text"), TOLD, ids=[f"{t[0]}-{t[2]:.20}" for t in TOLD])
 def test_events_in_words(kind: Kind, body: dict[str, Any], text: str) -> None:
-    event = recorded(JOB, 1, NewEvent(kind=kind, at=T0, body=body), T0)
+    source = {"pid": 7, "host": "lab-1"}
+    event = recorded(JOB, 1, NewEvent(kind=kind, at=T0, body=body, source=source), T0)
     assert report.event_text(event) == text
 
 

@@ -206,7 +206,11 @@ def test_a_generation_is_named_after_its_content() -> None:
     name = generation_id([one, two])
     assert name == generation_id(iter([two, one]))
     assert (len(name), name == generation_id([one])) == (16, False)
-    assert source_hash({"kind": "local", "path": "/d"}) == source_hash({"path": "/d", "kind": "local"})
-    assert source_hash({"kind": "local", "path": "/e"}) != source_hash({"kind": "local", "path": "/d"})
+    assert source_hash({"kind": "local", "path": "/d"}) == source_hash(
+        {"path": "/d", "kind": "local"}
+    )
+    assert source_hash({"kind": "local", "path": "/e"}) != source_hash(
+        {"kind": "local", "path": "/d"}
+    )
     made = Generation(id=name, files=(one, two), source="folder /d", createdAt="now")
     assert made.size_bytes == 4

@@ -27,8 +27,10 @@ def result(case: dict[str, Any]) -> dict[str, Any]:
     """The body of an AttemptEnded event, as the coordinator writes it."""
     signal = case.get("signal")
     kind = protocol.CAUSE_SIGNAL if signal else protocol.CAUSE_EXIT
-    cause = {"kind": kind, "replica": "worker-1", "rank": 1, "signal": signal,
-             "exit": None if signal else case.get("exit", 1), "text": "rank 1 has ended"}  # fmt: skip
+    cause = {
+        "kind": kind, "replica": "worker-1", "rank": 1, "signal": signal,
+        "exit": None if signal else case.get("exit", 1), "text": "rank 1 has ended",
+    }  # fmt: skip
     return {"ok": False, "cause": cause, "tail": case["tail"], "last_step": case.get("step")}
 
 
@@ -52,8 +54,9 @@ def test_noise_of_survivors_changes_nothing(case: dict[str, Any]) -> None:
         return  # there nothing was said, or nothing but this
     before = "[rank9]:[W301 22:00:01 socket.cpp:464] The server socket has failed to bind\n"
     after = (
-        "\nW0301 22:00:02.000000 12 torch/distributed/elastic/api.py:897] Sending process 31 closing "
-        "signal SIGTERM\n[rank9]: ncclRemoteError: A call failed\n[rank9]: Connection reset by peer\n"
+        "\nW0301 22:00:02.000000 12 torch/distributed/elastic/api.py:897] Sending process 31 "
+        "closing signal SIGTERM\n[rank9]: ncclRemoteError: A call failed\n"
+        "[rank9]: Connection reset by peer\n"
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
     )
     noisy = {**case, "tail": before + case["tail"] + after}

@@ -54,7 +54,7 @@ CANONICAL: dict[str, Any] = {
 FULL: dict[str, Any] = {
     "apiVersion": "ffdl.cloud.ibm.com/v1",
     "kind": "TrainingJob",
-    "metadata": {"name": "bert", "namespace": "nlp", "labels": {"team": "nlp", "project": "search"}},
+    "metadata": {"name": "bert", "namespace": "nlp", "labels": {"team": "a", "project": "b"}},
     "spec": {
         "training": {
             "framework": "tensorflow", "version": "2.16", "entryPoint": "train/main.py",

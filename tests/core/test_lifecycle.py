@@ -78,7 +78,10 @@ def test_every_pair_is_in_the_table_or_refused(phase: Phase | None, kind: Kind) 
     assert after.seq == 9
     assert after.phase in (row.to or (phase,))
     moved = after.phase is not phase
-    assert after.story == (*before.story, *([(after.phase, T0 + timedelta(seconds=7))] if moved else ()))
+    assert after.story == (
+        *before.story,
+        *([(after.phase, T0 + timedelta(seconds=7))] if moved else ()),
+    )
 
 
 def test_the_table_is_whole() -> None:
@@ -340,7 +343,7 @@ def test_a_refusal_is_a_failure() -> None:
 
 
 CLEARS: list[tuple[Kind, int, str, Phase, Phase | None]] = [
-    # up to which event of the life, the how-maniest, cleared to → phase now, phase after the release
+    # up to which event of the life, its number, cleared to → phase now, phase after the release
     (Kind.VALIDATED, 1, "Validated", Phase.VALIDATED, None),
     (Kind.PREFETCH_STARTED, 1, "DataReady", Phase.VALIDATED, None),
     (Kind.DATA_READY, 1, "Validated", Phase.VALIDATED, None),
@@ -353,9 +356,7 @@ CLEARS: list[tuple[Kind, int, str, Phase, Phase | None]] = [
 
 
 @pytest.mark.parametrize(("upto", "again", "to", "now", "then"), CLEARS)
-def test_a_clear_goes_back(
-    upto: Kind, again: int, to: str, now: Phase, then: Phase | None
-) -> None:
+def test_a_clear_goes_back(upto: Kind, again: int, to: str, now: Phase, then: Phase | None) -> None:
     state = state_after((Kind.CLEARED, {"to": to, "mode": "resume"}), upto=upto, again=again)
     assert (state.phase, state.clear_pending) == (now, then)
     assert (state.must_end == "cleared") is (then is not None)
@@ -386,7 +387,9 @@ def test_a_clear_takes_back_the_wish_to_stop() -> None:
 
 
 def test_a_changed_spec_is_the_spec() -> None:
-    state = state_after((Kind.SPEC_CHANGED, {"spec": job_document(replicas=1)}), upto=Kind.VALIDATED)
+    state = state_after(
+        (Kind.SPEC_CHANGED, {"spec": job_document(replicas=1)}), upto=Kind.VALIDATED
+    )
     assert state.spec["spec"]["replicas"] == 1
 
 

@@ -128,7 +128,7 @@ WRONG: list[tuple[str, Any, str, str, str]] = [
      "at least replicas 4"),
     ("spec.roles", [{**ROLE, "resources": {"gpuTimeLimit": 60}}],
      "spec.roles[0].resources.gpuTimeLimit", "60", "only spec.resources.gpuTimeLimit"),
-    ("spec.progress.regex", "(", "spec.progress.regex", "'(' (missing ), unterminated", "a regular"),
+    ("spec.progress.regex", "(", "spec.progress.regex", "'(' (missing )", "a regular expression"),
     ("spec.progress.regex", "[0-9]+", "spec.progress.regex", "'[0-9]+'", "a pattern with a group"),
 ]  # fmt: skip
 
@@ -144,7 +144,9 @@ def put(where: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "path", "found", "allowed"), WRONG, ids=[f"{w[0]}={w[1]!r:.30}" for w in WRONG]
+    ("where", "value", "path", "found", "allowed"),
+    WRONG,
+    ids=[f"{w[0]}={w[1]!r:.30}" for w in WRONG],
 )
 def test_a_wrong_field_is_named_once(
     where: str, value: Any, path: str, found: str, allowed: str

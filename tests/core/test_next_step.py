@@ -70,7 +70,9 @@ STEPS: list[tuple[JobState, type]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "action"), STEPS, ids=[f"{s.phase}-{a.__name__}" for s, a in STEPS])
+@pytest.mark.parametrize(
+    ("state", "action"), STEPS, ids=[f"{s.phase}-{a.__name__}" for s, a in STEPS]
+)
 def test_each_phase_has_its_step(state: JobState, action: type) -> None:
     assert type(step(state)) is action
 

@@ -19,7 +19,8 @@ from ffdl_airflow.testing.builders import job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLACES = Places(
-    checkpoint_dir="/ckpt/bert-base-0123456789", output_dir="/state/jobs/bert-base-0123456789/output",
+    checkpoint_dir="/ckpt/bert-base-0123456789",
+    output_dir="/state/jobs/bert-base-0123456789/output",
     log_dir="/state/jobs/bert-base-0123456789/output/logs", python="/usr/bin/python3",
     data={"corpus": "/cache/corpus/g1/data", "word-list": "/cache/word-list/g2/data"},
     code="/cache/code/g3/data",
@@ -50,8 +51,8 @@ def test_several_processes_in_a_replica() -> None:
                              ("worker-1", 3, 1, 1)]  # fmt: skip
     env = environment("custom", ranks(spec)[3], world_size=4, master="192.0.2.1")
     assert env == {
-        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1",
-        "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": PORT_PLACEHOLDER,
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "1", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": PORT_PLACEHOLDER,
     }  # fmt: skip
 
 
@@ -126,7 +127,8 @@ roles = st.lists(
 @given(roles)
 def test_numbers_are_dense_and_start_at_0(drawn: list[tuple[str, int, int]]) -> None:
     spec = spec_of(roles=[
-        {"name": name, "replicas": count, "processesPerReplica": size} for name, count, size in drawn
+        {"name": name, "replicas": count, "processesPerReplica": size}
+        for name, count, size in drawn
     ])  # fmt: skip
     found = ranks(spec)
     counted = [rank for rank in found if rank.number is not None]

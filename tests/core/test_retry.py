@@ -108,7 +108,9 @@ def test_losses_before_the_start_end_the_job_after_20() -> None:
 )  # fmt: skip
 def test_back_off(since_checkpoint: int, base_s: float) -> None:
     delays = {
-        restart(F.KILLED_OUTSIDE, replace(FIRST, since_checkpoint=since_checkpoint, attempt=n)).delay_s
+        restart(
+            F.KILLED_OUTSIDE, replace(FIRST, since_checkpoint=since_checkpoint, attempt=n)
+        ).delay_s
         for n in range(1, 60)
     }
     assert all(min(0.8 * base_s, 300) <= delay <= min(1.2 * base_s, 300) for delay in delays)
@@ -120,7 +122,9 @@ def test_after_preemption_capacity_is_waited_for_instead(failure: FailureClass) 
     assert restart(failure, replace(FIRST, since_checkpoint=9)).delay_s == 0
 
 
-@given(st.sampled_from(list(F)), st.booleans(), st.booleans(), st.integers(0, 9), st.integers(0, 30))
+@given(
+    st.sampled_from(list(F)), st.booleans(), st.booleans(), st.integers(0, 9), st.integers(0, 30)
+)
 def test_two_drivers_decide_the_same(
     failure: FailureClass, certain: bool, ran: bool, used: int, since: int
 ) -> None:

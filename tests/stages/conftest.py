@@ -51,7 +51,9 @@ class World:
         self.deps = replace(self.deps, **fields)
         self.driver = Driver(self.deps, JOB)
 
-    def submit(self, submitted: TrainingJob | None = None, owner: Mapping[str, Any] = OWNER) -> None:
+    def submit(
+        self, submitted: TrainingJob | None = None, owner: Mapping[str, Any] = OWNER
+    ) -> None:
         submit(self.deps, submitted or job(), job_id=JOB, owner=owner)
 
     def advance(self, goal: Goal = Goal.REGISTER, *, give_back: bool = False) -> Outcome:

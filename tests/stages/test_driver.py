@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ffdl_airflow.core.events import Event, Kind
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.lifecycle import Phase
 from ffdl_airflow.engines.base import EndRequest
-from ffdl_airflow.ledger.base import Batch
+from ffdl_airflow.ledger.base import Batch, Conflict
 from ffdl_airflow.stages import wishes
 from ffdl_airflow.stages.advance import Done, Driver, Ended, Waits
 from ffdl_airflow.stages.deps import Wait
@@ -20,6 +21,7 @@ from ffdl_airflow.stages.drive import drive, wait
 from ffdl_airflow.stages.reap import reap
 from ffdl_airflow.testing.builders import job
 from ffdl_airflow.testing.fake_engine import FakeEngine
+from ffdl_airflow.testing.instant import InstantGenerations
 from ffdl_airflow.testing.memory_ledger import MemoryLedger
 from tests.stages.conftest import JOB, KILLED, World
 
@@ -255,3 +257,78 @@ def replaced_behind(world: World) -> None:
 def test_what_nobody_comes_back_for_is_ended(tmp_path: Path, make: Any, why: str) -> None:
     world = World(tmp_path, engine=Listing(slots=4))
     assert orphan(world, make).startswith(why)
+
+
+def test_a_clear_is_seen_in_lists_at_once(world: World) -> None:
+    world.run_to(Goal.LAUNCH)
+    world.seal(100)
+    world.finish()
+    assert isinstance(world.settle(), Done)
+    assert world.ledger.jobs()[0].phase == "Succeeded"
+    assert wishes.clear(world.deps, JOB, task="train", number=2, mode="resume")
+    (row,) = world.ledger.jobs()
+    assert (row.phase, row.summary["reason"], row.summary["ended_at"]) == (
+        "Validated", "cleared", None,
+    )  # fmt: skip
+
+
+class Claims(InstantGenerations):
+    """Counts how often the claims of the job were dropped."""
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release_all(self, *, job: str) -> None:
+        self.released += 1
+
+
+def test_a_clear_that_is_known_takes_no_claim_from_what_runs(world: World) -> None:
+    claims = Claims()
+    world.use(cache=claims)
+    world.run_to(Goal.RESERVE)
+    for _ in range(3):
+        wishes.clear(world.deps, JOB, task="train", number=2, mode="resume")
+    assert claims.released == 1
+    assert len(world.events(Kind.CLEARED)) == 1
+
+
+class Busy(MemoryLedger):
+    """Somebody else is always faster, for a while."""
+
+    def __init__(self, conflicts: int) -> None:
+        super().__init__()
+        self.conflicts = conflicts
+
+    def append(self, *batches: Batch) -> list[Event]:
+        if self.conflicts and batches[0].events[0].kind is Kind.STOP_WANTED:
+            self.conflicts -= 1
+            raise Conflict(JOB, 1, 2)
+        return super().append(*batches)
+
+
+@pytest.mark.parametrize(("conflicts", "gets_in"), [(3, True), (49, True), (50, False)])
+def test_a_wish_gets_in(tmp_path: Path, conflicts: int, gets_in: bool) -> None:
+    world = World(tmp_path, Busy(conflicts))
+    world.submit()
+    if gets_in:
+        wishes.stop(world.deps, JOB, mode="now", by="ada")
+        assert world.state.stop_wanted is not None
+    else:
+        with pytest.raises(Conflict):
+            wishes.stop(world.deps, JOB, mode="now", by="ada")
+
+
+def test_many_wishes_at_once_are_all_kept(world: World) -> None:
+    world.submit()
+    threads = [
+        threading.Thread(target=wishes.stop, args=(world.deps, JOB),
+                         kwargs={"mode": "save", "by": f"user-{n}"})
+        for n in range(8)
+    ]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {event.body["by"] for event in world.events(Kind.STOP_WANTED)} == {
+        f"user-{n}" for n in range(8)
+    }

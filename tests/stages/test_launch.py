@@ -15,8 +15,8 @@ from ffdl_airflow.core.lifecycle import Phase
 from ffdl_airflow.engines.base import AgentRefused
 from ffdl_airflow.stages import wishes
 from ffdl_airflow.stages.advance import Done, Ended, Restarting, Waits
-from ffdl_airflow.stages.reserve import plan_for
 from ffdl_airflow.stages.deps import Job
+from ffdl_airflow.stages.reserve import plan_for
 from ffdl_airflow.testing.builders import job
 from ffdl_airflow.testing.fake_engine import FakeClient, FakeEngine
 from tests.stages.conftest import EXIT_1, JOB, KILLED, World
@@ -84,7 +84,7 @@ def lose_the_manifest(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [(truncate, "file weights.bin has 1 bytes, not 200"), (flip, "another SHA-256"),
-     (lose_a_file, "file weights.bin is missing"), (lose_the_manifest, "no readable MANIFEST.json")],
+     (lose_a_file, "file weights.bin is missing"), (lose_the_manifest, "no readable MANIFEST")],
 )  # fmt: skip
 def test_a_damaged_checkpoint_is_put_aside(world: World, damage: Any, reason: str) -> None:
     world.run_to(Goal.LAUNCH)

@@ -24,7 +24,8 @@ def test_code_data_and_checkpoints_become_absolute() -> None:
     assert spec["training"] == {"code": "/home-of/manifests/digits", "framework": "jax"}
     assert spec["checkpoint"]["path"] == "/home-of/manifests/../ckpt"
     assert spec["dataStores"] == [
-        {"name": "d", "path": "/home-of/manifests/data"}, {"name": "e", "path": "/e"}, {"name": "f"},
+        {"name": "d", "path": "/home-of/manifests/data"}, {"name": "e", "path": "/e"},
+        {"name": "f"},
     ]  # fmt: skip
 
 

@@ -17,9 +17,13 @@ from ffdl_airflow.stores.cache import MoveProgress, MoveState
 from ffdl_airflow.testing.builders import job
 from tests.stages.conftest import World
 
-RUNNING = MoveState(state="running", facts={}, progress=MoveProgress(objects_done=3, objects_total=9))
-MOVED = ErrorReport(code="SOURCE_MOVED", text="the source has changed while it was read", found="x",
-                  allowed="y", next_step="try again", fault="infrastructure", retryable=True)  # fmt: skip
+RUNNING = MoveState(
+    state="running", facts={}, progress=MoveProgress(objects_done=3, objects_total=9)
+)
+MOVED = ErrorReport(
+    code="SOURCE_MOVED", text="the source has changed while it was read", found="x", allowed="y",
+    next_step="try again", fault="infrastructure", retryable=True,
+)  # fmt: skip
 
 
 def failed(**fields: Any) -> MoveState:
@@ -29,8 +33,10 @@ def failed(**fields: Any) -> MoveState:
 
 def ready(store: str) -> MoveState:
     progress = MoveProgress(objects_done=9, objects_total=9, bytes_done=900, moved_bytes=700)
-    return MoveState(state="ready", generation=f"{store}-g1", path=Path("/cache") / store,
-                     facts={"gitCommit": None}, progress=progress, warnings=("odd key",))  # fmt: skip
+    return MoveState(
+        state="ready", generation=f"{store}-g1", path=Path("/cache") / store, progress=progress,
+        facts={"gitCommit": None}, warnings=("odd key",),
+    )  # fmt: skip
 
 
 class Movers:
@@ -111,7 +117,9 @@ def test_a_moving_source_is_read_again_after_a_while(world: World, data: Path) -
     assert movers.dropped == ["corpus", "corpus"]
     world.clock.advance(outcome.wait.at_most_s)
     assert isinstance(world.advance(Goal.PREFETCH), Done)
-    assert [event.body["class"] for event in world.events(Kind.VERDICT)] == ["STORAGE_TRANSIENT"] * 2
+    assert [event.body["class"] for event in world.events(Kind.VERDICT)] == [
+        "STORAGE_TRANSIENT"
+    ] * 2
     assert world.state.costly == 2
     assert world.state.attempt == 0
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from ffdl_airflow.core.errors import ErrorReport
 from ffdl_airflow.core.events import Kind
@@ -14,8 +13,8 @@ from ffdl_airflow.core.lifecycle import Phase
 from ffdl_airflow.core.model import PublishRequest
 from ffdl_airflow.registries.publisher import PublishState
 from ffdl_airflow.stages.advance import Done, Ended, Waits
-from ffdl_airflow.stages.register import read_metrics, request_for
 from ffdl_airflow.stages.deps import Job
+from ffdl_airflow.stages.register import read_metrics, request_for
 from ffdl_airflow.testing.builders import job
 from ffdl_airflow.testing.instant import InstantPublisher
 from tests.stages.conftest import JOB, World
@@ -77,8 +76,8 @@ def test_no_metrics_are_no_metrics(world: World) -> None:
 
 def test_a_publisher_is_waited_for(world: World) -> None:
     trained(world)
-    world.use(publishing=Slow(PublishState(state="running", bytes_done=3),
-                              PublishState(state="running", bytes_done=3, bytes_total=9)))  # fmt: skip
+    first = PublishState(state="running", bytes_done=3)
+    world.use(publishing=Slow(first, replace(first, bytes_total=9)))
     for text in ("3/? bytes", "3/9 bytes"):
         outcome = world.advance()
         assert isinstance(outcome, Waits)

@@ -261,7 +261,9 @@ def test_a_job_stays_in_its_ledger(world: World) -> None:
     require_ledger(world.deps, None)
     require_ledger(world.deps, {"id": world.ledger.ledger_id, "host": "lab-1"})
     world.use(source={"host": "lab-2"})
-    with pytest.raises(UserError, match="found the ledger of host lab-2, the job is in that of host"):
+    with pytest.raises(
+        UserError, match="found the ledger of host lab-2, the job is in that of host"
+    ):
         require_ledger(world.deps, {"id": "another", "host": "lab-1"})
 
 

@@ -66,7 +66,9 @@ POLICIES: Mapping[FailureClass, Policy] = {
     F.USER_ERROR: Policy(True, "once", _USER),
     F.CONFIG: Policy(True, "once", "correct the job spec"),
     F.IMAGE: Policy(True, "once", "correct spec.training.image or the image itself"),
-    F.DATA_MISSING: Policy(True, "once", "check the dataStores and the paths that the program opens"),
+    F.DATA_MISSING: Policy(
+        True, "once", "check the dataStores and the paths that the program opens"
+    ),
     F.STORAGE_AUTH: Policy(True, "once", "check the credentials that the data store names"),
     F.AUTH: Policy(True, "once", "check the credentials of the program"),
     F.LICENSE: Policy(True, "once", "check the licence that the program asks for"),

@@ -1,8 +1,8 @@
 """What lines of a log mean: rows of a table, the first that matches wins.
 
-For: wordings of PyTorch, JAX, TensorFlow, NCCL, MPI, storage clients and Python's own exceptions, as
-their releases print them. Causes are asked before symptoms, and what only says that somebody else
-died is asked last. Not for: what follows from a class; that is ``classes.py``.
+For: wordings of PyTorch, JAX, TensorFlow, NCCL, MPI, storage clients and Python's own exceptions,
+as their releases print them. Causes are asked before symptoms, and what only says that somebody
+else died is asked last. Not for: what follows from a class; that is ``classes.py``.
 """
 
 import re
@@ -50,7 +50,7 @@ CAUSES: tuple[LogRule, ...] = (
     # https://docs.nvidia.com/deploy/xid-errors: Xids of the hardware, not those of programs
     _row(F.GPU_FAULT, r"(?i:uncorrectable (?:ECC|NVLink))", r"ECC_UNCORRECTABLE", r"GPU is lost",
          r"fallen off the bus", r"\bXid\b.*: (?:48|63|64|74|79|92|94|95|119|120|140)\b"),
-    _row(F.NODE_SETUP, r"driver version is insufficient", r"NVIDIA driver on your system is too old",
+    _row(F.NODE_SETUP, r"driver version is insufficient", r"NVIDIA driver on your system is too ol",
          r"[Ee]rror 80[23]: system ", r"Driver/library version mismatch",
          r"No CUDA GPUs are available", r"unsatisfied condition: cuda"),
     _row(F.CONFIG, r"no kernel image is available", r"no socket interface found", certain=True),
@@ -64,17 +64,20 @@ CAUSES: tuple[LogRule, ...] = (
          r"write\(\): fd \d+ failed"),
     _row(F.GPU_OOM, r"OutOfMemoryError", r"(?:CUDA|HIP|XPU|MPS backend) out of memory",
          r"CUDA error: out of memory", r"RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|OOM)",
-         r"OOM when allocating tensor", r"CUBLAS_STATUS_ALLOC_FAILED", anywhere=False, certain=True),
+         r"OOM when allocating tensor", r"CUBLAS_STATUS_ALLOC_FAILED",
+         anywhere=False, certain=True),
     _row(F.GPU_OOM, r"CUDA out of memory\. Tried to allocate", certain=True),
     _row(F.HOST_OOM, r"DataLoader worker \(pid.*killed by signal: Killed", r"\[Errno 12\]",
          r"[Cc]an(?:not|'t) allocate memory", r"std::bad_alloc", r"exitcode\s*:\s*-9\b",
-         r"exited on signal 9\b", r"[Oo]ut of memory: Killed process", r"^(?:\w+\.)*\w*MemoryError\b"),
+         r"exited on signal 9\b", r"[Oo]ut of memory: Killed process",
+         r"^(?:\w+\.)*\w*MemoryError\b"),
     _row(F.COMM_MISUSE, r"Duplicate GPU detected", r"ncclInvalid(?:Usage|Argument)", certain=True),
     _row(F.USER_ERROR, r"device-side assert triggered", _ASSERTION, certain=True, shows=_ASSERTION),
     _row(F.USER_ERROR, r"illegal memory access", r"misaligned address"),
     _row(F.USER_ERROR, r"Error\(s\) in loading state_dict", r"size mismatch for ", certain=True,
          shows=r"size mismatch for "),
-    _row(F.NUMERIC, r"FloatingPointError", r"(?i:\bloss\b[^.]*\b(?:is|was|be[ca]+me?)\b[^.]*\bnan\b)",
+    _row(F.NUMERIC, r"FloatingPointError",
+         r"(?i:\bloss\b[^.]*\b(?:is|was|became|becomes)\b[^.]*\bnan\b)",
          r"(?i:\bloss\w*['\"]?\s*[:=]\s*nan\b)", certain=True),
     _row(F.CKPT_CORRUPT, r"StreamReader failed", r"file might be corrupted", r"Ran out of input",
          r"pickle data was truncated", r"UnpicklingError", r"DataLossError", r"BadZipFile",
@@ -103,9 +106,9 @@ EXCEPTIONS: tuple[LogRule, ...] = (
 SYMPTOMS: tuple[LogRule, ...] = (
     _row(F.KILLED_OUTSIDE, r"SignalException: Process \d+ got signal", r"^KeyboardInterrupt\b"),
     _row(F.COMM_TIMEOUT, r"Watchdog caught collective operation timeout", r"DEADLINE_EXCEEDED",
-         r"(?i:\b(?:collective|all_?reduce|all_?gather|broadcast|barrier|recv|send)\b.*timed? ?out)",
+         r"(?i:\b(?:collective|all_?(?:reduce|gather)|broadcast|barrier|recv|send)\b.*timed? ?out)",
          r"Timed out waiting \d+ ?ms"),
-    _row(F.START_ORDER, r"failed to listen on any local network address", r"Address already in use"),
+    _row(F.START_ORDER, r"failed to listen on any local network", r"Address already in use"),
     _row(F.RENDEZVOUS, r"Rendezvous(?:Connection|Timeout|Closed)Error", r"Connect timeout",
          r"client socket has (?:timed out|failed).*connect", r"ConnectionRefusedError"),
     _row(F.COMM_ERROR, r"nccl(?:System|Internal)Error", r"unhandled (?:system|cuda) error",

@@ -15,7 +15,10 @@ from ffdl_airflow.core.failures.classes import POLICIES, FailureClass
 
 F = FailureClass
 # Exit codes of shells and of the C library: bash(1), "EXIT STATUS".
-_SHELL_CODES: Mapping[object, str] = {126: "the command cannot be executed", 127: "the command was not found"}
+_SHELL_CODES: Mapping[object, str] = {
+    126: "the command cannot be executed",
+    127: "the command was not found",
+}
 _WRONG_USE = 2  # argparse, bash
 _KILLS = (2, 9, 15)
 _DOWNLOADS = (".cache/", "huggingface.co")
@@ -120,7 +123,9 @@ def _is_ours(line: str) -> bool:
 
 def _process_text(cause: Mapping[str, Any], tail: str) -> str:
     signal = cause.get("signal")
-    how = f"was killed by signal {signal}" if signal else f"ended with exit code {cause.get('exit')}"
+    how = (
+        f"was killed by signal {signal}" if signal else f"ended with exit code {cause.get('exit')}"
+    )
     text = f"rank {cause.get('rank')} ({cause.get('replica')}) {how}"
     last = None if signal else log_rules.last_line(tail)
     return f"{text}; its last line: {last}" if last else text

@@ -81,7 +81,7 @@ def _problem(item: Any) -> FieldProblem:
 
 
 def _is_tag(part: object) -> bool:
-    """pydantic names branches of unions (ours stand in brackets) and keys inside the path."""
+    """Pydantic names branches of unions (ours stand in brackets) and keys inside the path."""
     return isinstance(part, str) and (part.startswith("(") or part == "[key]")
 
 
@@ -122,7 +122,13 @@ def _fields(model: type[BaseModel]) -> dict[str, Any]:
 def _model_in(annotation: object) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, dict, typing.Annotated):
+    if typing.get_origin(annotation) in (
+        typing.Union,
+        types.UnionType,
+        tuple,
+        dict,
+        typing.Annotated,
+    ):
         for argument in typing.get_args(annotation):
             if (found := _model_in(argument)) is not None:
                 return found

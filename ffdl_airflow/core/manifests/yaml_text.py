@@ -1,9 +1,9 @@
 """YAML text to one mapping, read so that nothing that was written changes its meaning.
 
-For: YAML 1.2's core schema (only ``true`` and ``false`` are truth values, no dates, no octal ``010``,
-no ``12:30`` as a number), numbers that remember how they were written (``3.10`` as an argument is not
-``3.1``), and errors for keys that stand twice. Rejected: PyYAML's own YAML 1.1, by which
-``args: [--lang, no]`` becomes ``false``. Not for: what the fields mean.
+For: YAML 1.2's core schema (only ``true`` and ``false`` are truth values, no dates, no octal
+``010``, no ``12:30`` as a number), numbers that remember how they were written (``3.10`` as an
+argument is not ``3.1``), and errors for keys that stand twice. Rejected: PyYAML's own YAML 1.1, by
+which ``args: [--lang, no]`` becomes ``false``. Not for: what the fields mean.
 """
 
 import math
@@ -18,12 +18,12 @@ from ffdl_airflow.core.errors import FieldProblem, SpecError
 _FOUND_LENGTH = 80
 ALLOWED = "a mapping with apiVersion, kind, metadata, spec"
 # https://yaml.org/spec/1.2.2/#103-core-schema; the third column is where a value may begin.
+_FLOAT = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _CORE = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|false", list("tf")),
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
-              r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+.0123456789")),
+    ("float", rf"{_FLOAT}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+.0123456789")),
     ("merge", r"<<", ["<"]),
 )  # fmt: skip
 _BASES = {"0o": 8, "0x": 16}
@@ -47,8 +47,6 @@ class WrittenFloat(float):
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's constructor with the rules of the module's docstring."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
         seen: set[str] = set()
@@ -85,6 +83,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
+_Loader.yaml_implicit_resolvers = {}  # of this class: nothing of PyYAML's own
 for _name, _pattern, _first in _CORE:
     _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first
@@ -96,7 +95,7 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.written_float)
 def read_yaml(text: str, *, source: str = "the manifest") -> Mapping[str, Any]:
     """One YAML document that is a mapping; anything else is a SpecError that says what it is."""
     try:
-        documents = [doc for doc in yaml.load_all(text, _Loader) if doc is not None]  # noqa: S506 - a SafeLoader
+        documents = [doc for doc in yaml.load_all(text, _Loader) if doc is not None]
     except (yaml.YAMLError, RecursionError) as error:
         raise SpecError([_unreadable(error)], source=source) from None
     if len(documents) != 1:
