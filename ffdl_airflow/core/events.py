@@ -104,7 +104,7 @@ class Event:
         }  # fmt: skip
 
 
-def recorded(stream: str, seq: int, new: NewEvent, recorded_at: datetime) -> Event:
+def recorded(stream: str, seq: int, new: NewEvent, *, recorded_at: datetime) -> Event:
     """The event that ``new`` becomes at ``seq``."""
     return Event(
         stream=stream, seq=seq, kind=new.kind, at=new.at, recorded_at=recorded_at, body=new.body,

@@ -28,12 +28,16 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where things lie, as the replica sees it. ``data`` maps a store's name to its path."""
+    """Where things lie, as the replica sees it.
+
+    ``data`` maps a store's name to its path, ``master`` is the address of replica 0.
+    """
 
     checkpoint_dir: str
     output_dir: str
     log_dir: str
     python: str
+    master: str = "127.0.0.1"
     data: Mapping[str, str] = field(default_factory=dict)
     code: str | None = None
 
@@ -87,7 +91,7 @@ def gang_slots(spec: JobSpec) -> int:
 
 
 def build(job: TrainingJob, *, job_id: str, placement: int, places: Places, timing: Timing,
-          generations: Mapping[str, str], master: str) -> GangPlan:  # fmt: skip
+          generations: Mapping[str, str]) -> GangPlan:  # fmt: skip
     """The plan of one placement. ``generations`` maps a store's name to its generation id."""
     spec = job.spec
     every = ranks(spec)
@@ -103,7 +107,7 @@ def build(job: TrainingJob, *, job_id: str, placement: int, places: Places, timi
                     cwd=places.code or places.output_dir, command=_command(spec, role, places),
                     env=_replica_env(job, role, own[0], job_id=job_id, places=places),
                     processes=tuple(
-                        _process(spec, rank, world=world, master=master) for rank in own
+                        _process(spec, rank, world=world, master=places.master) for rank in own
                     ),
                 )
             )  # fmt: skip

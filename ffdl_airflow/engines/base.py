@@ -103,7 +103,7 @@ class AgentClient(Protocol):
     def go(self, order: Mapping[str, Any]) -> None:
         """Start an attempt.
 
-        ``order`` has ``attempt``, ``resume_from``, ``resume_step``, ``time_left_s`` and ``env``. The
+        ``order`` has ``attempt``, ``resume_from``, ``resume_step``, ``time_left_s``, ``env``. The
         number that was given before is answered as before. Refused with ``stale-attempt`` (a
         newer one was given), ``not-holding`` (one runs, or the gang is not complete yet) or
         ``expired`` (the gang leaves).

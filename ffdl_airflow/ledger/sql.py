@@ -202,7 +202,10 @@ def _append(connection: sa.Connection, batch: Batch) -> list[Event]:
         raise Conflict(batch.stream, batch.expected_seq, last)
     fresh = _without_known(connection, batch)
     now = datetime.now(timezone.utc)
-    events = [recorded(batch.stream, last + n, new, now) for n, new in enumerate(fresh, start=1)]
+    events = [
+        recorded(batch.stream, last + n, new, recorded_at=now)
+        for n, new in enumerate(fresh, start=1)
+    ]
     if events:
         try:
             connection.execute(sa.insert(EVENTS), [_row(event) for event in events])

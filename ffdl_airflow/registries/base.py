@@ -40,7 +40,7 @@ class PublishRefused(RegistryError, UserError):
 class ModelNotFound(RegistryError, NotFoundError):
     """No such model or version."""
 
-    default_next_step = "`ffdl registry list` shows what is there"
+    default_next_step = "`ffdl registry` shows what is there"
 
 
 class RegistryUnusable(RegistryError, InfrastructureError):

@@ -147,7 +147,7 @@ class Driver:
         after = before
         for offset, fact in enumerate(facts, start=1):
             at = self._deps.clock()
-            after = apply(after, recorded(before.job_id, before.seq + offset, fact, at))
+            after = apply(after, recorded(before.job_id, before.seq + offset, fact, recorded_at=at))
         batch = Batch(
             stream=before.job_id, expected_seq=before.seq, events=facts,
             projection=summary(after, Job.of(after).spec),

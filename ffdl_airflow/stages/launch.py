@@ -1,6 +1,7 @@
 """Launch: choose the checkpoint, intend the attempt, tell the gang to go."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,10 @@ def go(deps: Deps, job: Job) -> Step:
 
 
 def save(deps: Deps, job: Job) -> Step:
-    """Ask the running attempt for a checkpoint, once for each wish."""
-    try:
+    """Ask the running attempt for a checkpoint; its journal's ``SaveRequested`` ends the wish."""
+    with suppress(AgentAway, AgentRefused):
         deps.engine.connect(job.state.placement_id).save("asked for")
-    except (AgentAway, AgentRefused):
-        return reserve.observe(deps, job)
-    body = {"placement": job.state.placement, "why": "asked for"}
-    return Step(facts=(NewEvent(kind=Kind.SAVE_REQUESTED, at=deps.clock(), body=body),))
+    return reserve.observe(deps, job)
 
 
 def renew(deps: Deps, job: Job) -> None:

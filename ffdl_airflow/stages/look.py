@@ -41,7 +41,7 @@ def _not_taken_yet(deps: Deps, job_id: str, events: Sequence[Event]) -> list[Eve
     found = []
     seen = deps.engine.observe(state.placement_id, state.journal_seq)
     for fact in seen.facts:
-        event = recorded(job_id, state.seq + 1, fact, deps.clock())
+        event = recorded(job_id, state.seq + 1, fact, recorded_at=deps.clock())
         state = apply(state, event)
         found.append(event)
     return found

@@ -37,7 +37,6 @@ def plan_for(deps: Deps, job: Job) -> GangPlan:
         job.spec, job_id=state.job_id, placement=state.placement, places=places, timing=timing,
         generations={name: entry["generation"] for name, entry in stores.items()
                      if name != "code"},
-        master="127.0.0.1",
     )  # fmt: skip
 
 

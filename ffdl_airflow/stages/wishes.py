@@ -54,7 +54,7 @@ def _append(deps: Deps, job_id: str, kind: Kind, *, body: Mapping[str, Any],
         if dedupe is not None and any(known.dedupe == dedupe for known in events):
             break
         state = fold(job_id, events)
-        after = apply(state, recorded(job_id, state.seq + 1, event, event.at))
+        after = apply(state, recorded(job_id, state.seq + 1, event, recorded_at=event.at))
         batch = Batch(stream=job_id, expected_seq=state.seq, events=[event],
                       projection=summary(after, Job.of(after).spec))  # fmt: skip
         try:

@@ -43,6 +43,6 @@ class LogBuilder:
         """Append an event and return it."""
         moment = T0 + timedelta(seconds=at)
         new = NewEvent(kind=kind, at=moment, body=body, attempt=attempt)
-        event = recorded(self.job_id, len(self.events) + 1, new, moment)
+        event = recorded(self.job_id, len(self.events) + 1, new, recorded_at=moment)
         self.events.append(event)
         return event

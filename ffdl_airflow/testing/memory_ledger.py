@@ -58,7 +58,7 @@ class MemoryLedger:
         written = []
         for new in batch.events:
             if not self._known(stream, new):
-                event = recorded(batch.stream, len(stream) + 1, new, now)
+                event = recorded(batch.stream, len(stream) + 1, new, recorded_at=now)
                 stream.append(event)
                 written.append(event)
         self._project(batch, len(stream), now)

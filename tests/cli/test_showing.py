@@ -188,7 +188,7 @@ TOLD: list[tuple[Kind, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("kind", "body", "text"), TOLD, ids=[f"{t[0]}-{t[2]:.20}" for t in TOLD])
 def test_events_in_words(kind: Kind, body: dict[str, Any], text: str) -> None:
     source = {"pid": 7, "host": "lab-1"}
-    event = recorded(JOB, 1, NewEvent(kind=kind, at=T0, body=body, source=source), T0)
+    event = recorded(JOB, 1, NewEvent(kind=kind, at=T0, body=body, source=source), recorded_at=T0)
     assert report.event_text(event) == text
 
 

@@ -20,7 +20,7 @@ def log_of(*entries: tuple[Any, ...]) -> list[Event]:
     for seq, (at, kind, *rest) in enumerate(entries, start=1):
         moment = T0 + timedelta(seconds=at)
         new = NewEvent(kind=kind, at=moment, body=rest[0] if rest else {})
-        events.append(recorded("bert-base-0123456789", seq, new, moment))
+        events.append(recorded("bert-base-0123456789", seq, new, recorded_at=moment))
     return events
 
 

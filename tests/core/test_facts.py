@@ -32,7 +32,7 @@ def test_an_event_as_plain_data() -> None:
     made = recorded(
         JOB, 7,
         new(body={"step": 100}, attempt=2, dedupe="journal:1:3", source={"placement": 1}),
-        T0 + timedelta(milliseconds=1500),
+        recorded_at=T0 + timedelta(milliseconds=1500),
     )  # fmt: skip
     assert made.document() == {
         "v": 1, "stream": JOB, "seq": 7, "kind": "CheckpointSealed", "attempt": 2,
@@ -49,7 +49,7 @@ def test_an_event_as_plain_data() -> None:
      ({"placement": 2}, {"placement": 3}, 2)],
 )  # fmt: skip
 def test_what_an_event_is_about(body: Any, source: Any, placement: int | None) -> None:
-    made: Event = recorded(JOB, 1, new(body=body, source=source), T0)
+    made: Event = recorded(JOB, 1, new(body=body, source=source), recorded_at=T0)
     assert made.placement == placement
 
 

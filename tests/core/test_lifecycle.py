@@ -39,7 +39,7 @@ BODIES: dict[Kind, dict[str, Any]] = {
 def event(kind: Kind, *, seq: int = 9, at: float = 0, **body: Any) -> Event:
     moment = T0 + timedelta(seconds=at)
     new = NewEvent(kind=kind, at=moment, body=BODIES.get(kind, {}) | body)
-    return recorded(JOB, seq, new, moment)
+    return recorded(JOB, seq, new, recorded_at=moment)
 
 
 def state_in(phase: Phase | None, **fields: Any) -> JobState:
@@ -205,14 +205,14 @@ def test_the_source_may_name_the_placement() -> None:
     running = state_after(upto=Kind.RUNNING)
     new = NewEvent(kind=Kind.ATTEMPT_ENDED, at=T0, body={"ok": True},
                    source={"placement": 9, "journal_seq": 70})  # fmt: skip
-    after = apply(running, recorded(JOB, running.seq + 1, new, T0))
+    after = apply(running, recorded(JOB, running.seq + 1, new, recorded_at=T0))
     assert (after.phase, after.journal_seq) == (Phase.RUNNING, 0)
 
 
 def test_the_journal_is_read_on_from_where_the_log_stands() -> None:
     state = state_after(upto=Kind.GO_INTENDED)
     new = NewEvent(kind=Kind.RUNNING, at=T0, source={"placement": 1, "journal_seq": 3})
-    state = apply(state, recorded(JOB, state.seq + 1, new, T0))
+    state = apply(state, recorded(JOB, state.seq + 1, new, recorded_at=T0))
     assert state.journal_seq == 3
     state = state_after(upto=Kind.DATA_READY)
     assert apply(state, event(Kind.RESERVE_INTENDED)).journal_seq == 0

@@ -178,8 +178,7 @@ def test_slots() -> None:
 
 def plan_of(planned: TrainingJob, places: Places = PLACES) -> GangPlan:
     return build(planned, job_id="bert-base-0123456789", placement=3, places=places,
-                 timing=Timing(), generations={"corpus": "g1", "word-list": "g2"},
-                 master="127.0.0.1")  # fmt: skip
+                 timing=Timing(), generations={"corpus": "g1", "word-list": "g2"})  # fmt: skip
 
 
 FULL = job(
@@ -227,8 +226,7 @@ def test_without_code_the_output_folder_is_the_working_directory() -> None:
 
 
 def test_without_data_there_is_no_generation() -> None:
-    plan = build(job(), job_id="j", placement=1, places=PLACES, timing=Timing(), generations={},
-                 master="m")  # fmt: skip
+    plan = build(job(), job_id="j", placement=1, places=PLACES, timing=Timing(), generations={})
     assert plan.common["generation"] is None
 
 

@@ -56,7 +56,7 @@ def plan(tmp_path: Path) -> Plan:
         timing = Timing(heartbeat_s=0.1, silent_s=3.0, hold_s=hold_s, placement_s=20.0, grace_s=1.0)
         return build(
             builders.job(training=training, replicas=replicas), job_id=f"{name}-0123456789",
-            placement=placement, places=places, timing=timing, generations={}, master="127.0.0.1",
+            placement=placement, places=places, timing=timing, generations={},
         )  # fmt: skip
 
     return make

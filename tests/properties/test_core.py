@@ -67,7 +67,7 @@ def life(choices: list[tuple[Kind, dict[str, Any], int]]) -> tuple[list[Event], 
     """A log of those events that the table allows, one after the other; clocks may disagree."""
     at, seq = T0, 1
     first = NewEvent(kind=Kind.SUBMITTED, at=at, body={"spec": SPEC.document()})
-    events = [recorded(JOB, seq, first, at)]
+    events = [recorded(JOB, seq, first, recorded_at=at)]
     state = fold(JOB, events)
     for kind, drawn_body, seconds in choices:
         body = dict(drawn_body)
@@ -79,7 +79,7 @@ def life(choices: list[tuple[Kind, dict[str, Any], int]]) -> tuple[list[Event], 
             body["attempt"] = state.attempt + 1
         at += timedelta(seconds=seconds)
         new = NewEvent(kind=kind, at=at, body=body, attempt=state.attempt or None)
-        event = recorded(JOB, len(events) + 1, new, at)
+        event = recorded(JOB, len(events) + 1, new, recorded_at=at)
         try:
             state = apply(state, event)
         except IllegalTransition:
@@ -120,7 +120,7 @@ def test_every_life_goes_on(choices: list[tuple[Kind, dict[str, Any], int]], goa
     action = next_step(state, goal, now)
     if isinstance(action, Append):
         for event in action.events:
-            apply(state, recorded(JOB, state.seq + 1, event, now))
+            apply(state, recorded(JOB, state.seq + 1, event, recorded_at=now))
     if isinstance(action, WaitUntil):
         assert action.moment > now
 

@@ -69,7 +69,7 @@ class SlotPool:
                     }  # fmt: skip
                 document["waiters"].pop(request.placement_id, None)
                 return Granted(chosen)
-            return self._waiting(document, request, len(free), ahead)
+            return self._waiting(document, request, free=len(free), ahead=ahead)
 
     def owned(self, placement_id: str) -> tuple[int, ...]:
         """Slots of the placement."""
@@ -119,7 +119,7 @@ class SlotPool:
             if name != request.placement_id and _rank(name, waiter) < mine and _counts(waiter)
         )
 
-    def _waiting(self, document: dict[str, Any], request: Request, free: int,
+    def _waiting(self, document: dict[str, Any], request: Request, *, free: int,
                  ahead: int) -> Waiting:  # fmt: skip
         holders = sorted({record["placement"] for record in document["slots"].values()})
         reason = f"{request.slots} slots are needed, {free} of {self._total} are free"
