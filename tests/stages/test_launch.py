@@ -234,8 +234,8 @@ def test_a_wish_to_save_is_passed_on_once(world: World) -> None:
     wishes.save(world.deps, JOB, by="ada")
     world.advance()
     world.advance()
-    by_driver = [e for e in world.events(Kind.SAVE_REQUESTED) if "agent" not in e.source]
-    assert len(by_driver) == 1
+    (requested,) = world.events(Kind.SAVE_REQUESTED)
+    assert requested.source["agent"] is True
 
 
 def test_a_failure_that_costs_is_given_back_to_who_has_tries(world: World) -> None:
