@@ -29,12 +29,14 @@ class Batch:
 
     ``expected_seq`` is the last seq that the caller has read; None appends whatever it is (wishes).
     ``projection`` replaces the job's row for lists; None leaves all but its seq as it was.
+    ``snapshot`` is the folded state after these events; it is kept only where all were new.
     """
 
     stream: str
     expected_seq: int | None
     events: Sequence[NewEvent]
     projection: Mapping[str, Any] | None = None
+    snapshot: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class JobRow:
     """A job as lists show it: a cache of the fold, written with the events.
 
     ``status`` is the newest live status, a cache and not truth; None where there is none.
+    ``snapshot`` is the newest folded state, only where one job is asked for.
     """
 
     job_id: str
@@ -51,6 +54,7 @@ class JobRow:
     updated_at: datetime
     summary: Mapping[str, Any] = field(default_factory=dict)
     status: Mapping[str, Any] | None = None
+    snapshot: Mapping[str, Any] | None = None
 
 
 class Ledger(Protocol):

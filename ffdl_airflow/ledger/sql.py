@@ -73,8 +73,9 @@ class SqlLedger:
 
     def jobs(self, job_id: str | None = None) -> list[JobRow]:
         """Rows of all jobs, newest first, or of the one."""
+        columns = [column for column in JOBS.c if job_id is not None or column.key != "snapshot"]
         query = (
-            sa.select(JOBS, STATUS.c.document)
+            sa.select(*columns, STATUS.c.document)
             .outerjoin(STATUS, STATUS.c.job_id == JOBS.c.job_id)
             .order_by(JOBS.c.created_at.desc(), JOBS.c.job_id)
         )
@@ -211,7 +212,7 @@ def _append(connection: sa.Connection, batch: Batch) -> list[Event]:
             connection.execute(sa.insert(EVENTS), [_row(event) for event in events])
         except IntegrityError:
             raise Conflict(batch.stream, last, None) from None
-    _project(connection, batch, seq=last + len(events), now=now)
+    _project(connection, batch, written=events, seq=last + len(events))
     return events
 
 
@@ -231,8 +232,11 @@ def _without_known(connection: sa.Connection, batch: Batch) -> list[NewEvent]:
     return fresh
 
 
-def _project(connection: sa.Connection, batch: Batch, *, seq: int, now: datetime) -> None:
+def _project(connection: sa.Connection, batch: Batch, *, written: list[Event], seq: int) -> None:
+    now = datetime.now(timezone.utc)
     values: dict[str, Any] = {"seq": seq, "updated_at": iso(now)}
+    if batch.snapshot is not None and len(written) == len(batch.events):
+        values["snapshot"] = dict(batch.snapshot)
     if batch.projection is not None:
         values |= {"phase": batch.projection["phase"], "summary": dict(batch.projection)}
     change = sa.update(JOBS).where(JOBS.c.job_id == batch.stream).values(values)
@@ -261,7 +265,7 @@ def _job_row(row: sa.RowMapping) -> JobRow:
     return JobRow(
         job_id=row["job_id"], seq=row["seq"], phase=row["phase"], summary=row["summary"],
         created_at=parse_iso(row["created_at"]), updated_at=parse_iso(row["updated_at"]),
-        status=row["document"],
+        status=row["document"], snapshot=row.get("snapshot"),
     )  # fmt: skip
 
 

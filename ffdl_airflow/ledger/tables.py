@@ -29,6 +29,7 @@ JOBS = sa.Table(
     sa.Column("created_at", sa.String(32), nullable=False),
     sa.Column("updated_at", sa.String(32), nullable=False),
     sa.Column("summary", sa.JSON, nullable=False),
+    sa.Column("snapshot", sa.JSON(none_as_null=True)),
 )  # fmt: skip
 STATUS = sa.Table(
     "ffdl_status", METADATA,

@@ -30,10 +30,11 @@ from ffdl_airflow.core.next_step import (
     next_step,
     reached,
 )  # fmt: skip
-from ffdl_airflow.core.summary import summary
-from ffdl_airflow.ledger.base import Batch, Conflict
+from ffdl_airflow.core.snapshot import restore
+from ffdl_airflow.ledger.base import Conflict
 from ffdl_airflow.stages import evidence, launch, prefetch, register, reserve, submit
 from ffdl_airflow.stages.deps import Deps, Job, Step, Wait
+from ffdl_airflow.stages.recording import batch_of
 
 _STEPS = 200
 """Steps of one call; far more than any path through the table needs. Guards against a livelock."""
@@ -98,6 +99,9 @@ class Driver:
 
     def refresh(self) -> JobState:
         """The state with everything that is in the log now."""
+        if self._state.seq == 0:
+            rows = self._deps.ledger.jobs(self._state.job_id)
+            self._state = (rows and restore(rows[0].snapshot)) or self._state
         events = self._deps.ledger.read(self._state.job_id, after=self._state.seq)
         self._state = fold(self._state.job_id, events, self._state)
         return self._state
@@ -148,12 +152,8 @@ class Driver:
         for offset, fact in enumerate(facts, start=1):
             at = self._deps.clock()
             after = apply(after, recorded(before.job_id, before.seq + offset, fact, recorded_at=at))
-        batch = Batch(
-            stream=before.job_id, expected_seq=before.seq, events=facts,
-            projection=summary(after, Job.of(after).spec),
-        )  # fmt: skip
         try:
-            written = self._deps.ledger.append(batch)
+            written = self._deps.ledger.append(batch_of(facts, before=before, after=after))
         except Conflict:
             self.refresh()
             return True

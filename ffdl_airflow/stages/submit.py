@@ -8,14 +8,14 @@ from typing import Any
 
 from ffdl_airflow.agent import protocol
 from ffdl_airflow.core.errors import FieldProblem, SpecError, UserError
-from ffdl_airflow.core.events import Kind, NewEvent
+from ffdl_airflow.core.events import Kind, NewEvent, recorded
 from ffdl_airflow.core.job import SecretRef, TrainingJob
-from ffdl_airflow.core.lifecycle import JobState, fold
+from ffdl_airflow.core.lifecycle import JobState, apply, fold
 from ffdl_airflow.core.plan import gang_slots
 from ffdl_airflow.core.rendezvous import SUPPORTED
-from ffdl_airflow.core.summary import summary
 from ffdl_airflow.ledger.base import Batch, Conflict
 from ffdl_airflow.stages.deps import Deps, Job, Step
+from ffdl_airflow.stages.recording import batch_of
 from ffdl_airflow.stores.adapters import open_store
 from ffdl_airflow.stores.base import StoreError
 
@@ -98,9 +98,9 @@ def _first(deps: Deps, job: TrainingJob, *, job_id: str, owner: Mapping[str, Any
             "spec_sha256": job.sha256, "ledger": deps.ledger.ledger_id}  # fmt: skip
     event = NewEvent(kind=Kind.SUBMITTED, at=deps.clock(), body=body, dedupe="submitted",
                      source=deps.source)  # fmt: skip
-    shown = JobState(job_id=job_id, spec=job.document(), owner=owner, engine=deps.engine_name)
-    row = summary(shown, job) | {"phase": "Submitted", "submitted_at": deps.clock().isoformat()}
-    deps.ledger.append(Batch(stream=job_id, expected_seq=0, events=[event], projection=row))
+    before = JobState(job_id=job_id)
+    after = apply(before, recorded(job_id, 1, event, recorded_at=event.at))
+    deps.ledger.append(batch_of([event], before=before, after=after))
 
 
 def _changed(deps: Deps, job: TrainingJob, state: JobState) -> JobState:

@@ -6,9 +6,9 @@ from typing import Any
 from ffdl_airflow.core.errors import NotFoundError
 from ffdl_airflow.core.events import Event, Kind, NewEvent, recorded
 from ffdl_airflow.core.lifecycle import apply, fold
-from ffdl_airflow.core.summary import summary
-from ffdl_airflow.ledger.base import Batch, Conflict
-from ffdl_airflow.stages.deps import Deps, Job
+from ffdl_airflow.ledger.base import Conflict
+from ffdl_airflow.stages.deps import Deps
+from ffdl_airflow.stages.recording import batch_of
 
 _TRIES = 50
 """Tries of an append. Chosen: far above the number of drivers of a job."""
@@ -55,10 +55,8 @@ def _append(deps: Deps, job_id: str, kind: Kind, *, body: Mapping[str, Any],
             break
         state = fold(job_id, events)
         after = apply(state, recorded(job_id, state.seq + 1, event, recorded_at=event.at))
-        batch = Batch(stream=job_id, expected_seq=state.seq, events=[event],
-                      projection=summary(after, Job.of(after).spec))  # fmt: skip
         try:
-            return deps.ledger.append(batch)
+            return deps.ledger.append(batch_of([event], before=state, after=after))
         except Conflict:
             if left == 0:
                 raise

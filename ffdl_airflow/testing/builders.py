@@ -39,7 +39,7 @@ class LogBuilder:
         self.events: list[Event] = []
         self.add(Kind.SUBMITTED, 0, spec=job_document(**spec), owner={"key": "command line"})
 
-    def add(self, kind: Kind, at: float, attempt: int | None = None, **body: Any) -> Event:
+    def add(self, kind: Kind, at: float, attempt: int | None = None, /, **body: Any) -> Event:
         """Append an event and return it."""
         moment = T0 + timedelta(seconds=at)
         new = NewEvent(kind=kind, at=moment, body=body, attempt=attempt)

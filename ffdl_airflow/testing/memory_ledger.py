@@ -61,19 +61,21 @@ class MemoryLedger:
                 event = recorded(batch.stream, len(stream) + 1, new, recorded_at=now)
                 stream.append(event)
                 written.append(event)
-        self._project(batch, len(stream), now)
+        self._project(batch, written=written, seq=len(stream))
         return written
 
     @staticmethod
     def _known(stream: list[Event], new: NewEvent) -> bool:
         return new.dedupe is not None and any(e.dedupe == new.dedupe for e in stream)
 
-    def _project(self, batch: Batch, seq: int, now: datetime) -> None:
-        old = self._rows.get(batch.stream)
+    def _project(self, batch: Batch, *, written: list[Event], seq: int) -> None:
+        old, now = self._rows.get(batch.stream), datetime.now(timezone.utc)
+        whole = batch.snapshot is not None and len(written) == len(batch.events)
         if batch.projection is None and old is None:
             return
         summary = dict(batch.projection) if batch.projection is not None else dict(old.summary)  # type: ignore[union-attr]
         self._rows[batch.stream] = JobRow(
             job_id=batch.stream, seq=seq, phase=str(summary["phase"]), summary=summary,
             created_at=old.created_at if old else now, updated_at=now,
+            snapshot=batch.snapshot if whole else old.snapshot if old else None,
         )  # fmt: skip

@@ -22,6 +22,7 @@ from ffdl_airflow.agent import protocol
 from ffdl_airflow.core.accounting import cost
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.lifecycle import JobState, fold
+from ffdl_airflow.core.snapshot import restore
 from ffdl_airflow.stages import wishes
 from ffdl_airflow.stages.advance import Done, Driver, Ended, Restarting
 from ffdl_airflow.stages.submit import submit
@@ -229,8 +230,11 @@ class TwoDrivers(RuleBasedStateMachine):
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert state.placed or not state.attempt_open
         assert state.costly <= 2
-        (row,) = self.ledger.jobs()
+        (row,) = self.ledger.jobs(JOB)
         assert row.seq == state.seq
+        start = restore(row.snapshot)
+        assert start is not None
+        assert fold(JOB, events[start.seq :], start) == state
 
     @invariant()
     def cost_adds_up(self) -> None:

@@ -82,6 +82,20 @@ class LedgerContract:
         assert ledger.jobs(JOB)[0].phase == "Validated"
         assert ledger.jobs("another-job") == []
 
+    def test_the_snapshot_is_never_ahead_of_the_events(self, ledger: Ledger) -> None:
+        """It comes with its events, and not where one of them was left out."""
+        first = Batch(stream=JOB, expected_seq=0, events=[new(dedupe="released:1")],
+                      projection=ROW, snapshot={"shape": "1", "state": {"seq": 1}})  # fmt: skip
+        ledger.append(first)
+        again = Batch(stream=JOB, expected_seq=1, events=[new(dedupe="released:1"), new()],
+                      projection=ROW, snapshot={"shape": "1", "state": {"seq": 3}})  # fmt: skip
+        ledger.append(again)
+        assert ledger.jobs(JOB)[0].snapshot == {"shape": "1", "state": {"seq": 1}}
+        assert ledger.jobs(JOB)[0].seq == 2
+        ledger.append(Batch(stream=JOB, expected_seq=None, events=[new()]))
+        assert ledger.jobs(JOB)[0].snapshot == {"shape": "1", "state": {"seq": 1}}
+        assert len(ledger.read(JOB, after=1)) == 2
+
     def test_lists_show_the_newest_first(self, ledger: Ledger) -> None:
         """By the time of the first event."""
         for name in ("first", "second", "third"):

@@ -31,6 +31,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.String(32), nullable=False),
         sa.Column("updated_at", sa.String(32), nullable=False),
         sa.Column("summary", sa.JSON, nullable=False),
+        sa.Column("snapshot", sa.JSON),
     )
     op.create_table(
         "ffdl_status",
