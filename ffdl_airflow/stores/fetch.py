@@ -71,7 +71,7 @@ class Build:
         self._reopen_folders()
         self.data.mkdir(parents=True, exist_ok=True)
         for part in self._listed():
-            if generations.with_wrong_size(self.root, [part.as_file()]):
+            if generations.with_damage(self.root, [part.as_file()]):
                 self.parts.pop(part.key, None)
             else:
                 self.parts[part.key] = part
@@ -132,7 +132,7 @@ class Build:
         """
         found = {key for key, _ in protocol.list_files(str(self.data))}
         missing = sorted(set(keys) - found)
-        if missing or generations.with_wrong_size(self.root, self.files()):
+        if missing or generations.with_damage(self.root, self.files()):
             raise base.CacheError(
                 "the cache's file system does not keep names or sizes as they are",
                 code=base.CACHE_UNUSABLE, found=f"lost: {', '.join(map(ascii, missing[:3]))}",

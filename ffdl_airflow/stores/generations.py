@@ -31,14 +31,39 @@ def load(directory: Path) -> Generation | None:
         return None
 
 
-def with_wrong_size(directory: Path, files: Iterable[GenerationFile]) -> list[GenerationFile]:
-    """Those files that are missing or have another size. Cheap: one stat for each."""
-    return [file for file in files if _size(directory / DATA / file.key) != file.size]
+def with_damage(directory: Path, files: Iterable[GenerationFile]) -> list[GenerationFile]:
+    """Those files that are missing, have another size, or were written to and are wrong.
+
+    Cheap: one stat for each; only what is younger than the manifest, which comes last, is read.
+    """
+    manifest = _stat(directory / GENERATION_FILE)
+    sealed_ns = manifest.st_mtime_ns if manifest is not None else None
+    return [
+        file for file in files if _is_damaged(directory / DATA / file.key, file, sealed_ns=sealed_ns)
+    ]
 
 
-def _size(path: Path) -> int | None:
+def _is_damaged(path: Path, file: GenerationFile, *, sealed_ns: int | None) -> bool:
+    found = _stat(path)
+    if found is None or found.st_size != file.size:
+        return True
+    if sealed_ns is None or found.st_mtime_ns <= sealed_ns:
+        return False
+    if protocol.sha256_file(str(path)) != file.sha256:
+        return True
+    os.utime(path, ns=(found.st_atime_ns, sealed_ns))  # looked at, and right: not again next time
+    return False
+
+
+def strangers(directory: Path, generation: Generation) -> list[str]:
+    """Files that somebody has put into the generation."""
+    known = _keys(generation)
+    return [key for key, _ in protocol.list_files(str(directory / DATA)) if key not in known]
+
+
+def _stat(path: Path) -> os.stat_result | None:
     try:
-        return path.stat().st_size
+        return path.stat()
     except OSError:
         return None
 
@@ -56,8 +81,8 @@ def verify(directory: Path) -> tuple[str, ...]:
     for file in generation.files:
         if file.key not in found:
             problems.append(f"{file.key} is missing")
-        elif _size(Path(found[file.key])) != file.size:
-            problems.append(f"{file.key} has {_size(Path(found[file.key]))} bytes, not {file.size}")
+        elif (size := Path(found[file.key]).stat().st_size) != file.size:
+            problems.append(f"{file.key} has {size} bytes, not {file.size}")
         elif protocol.sha256_file(found[file.key]) != file.sha256:
             problems.append(f"{file.key} has another SHA-256")
     return tuple(problems)
@@ -102,7 +127,7 @@ def mend(layout: StoreLayout, generation: Generation, replacements: Mapping[str,
 
 def _mend(target: Path, generation: Generation, replacements: Mapping[str, Path]) -> None:
     data = target / DATA
-    for file in with_wrong_size(target, generation.files):
+    for file in with_damage(target, generation.files):
         if file.key in replacements:
             with _Opened(data, (data / file.key).parent):
                 replacements[file.key].replace(data / file.key)

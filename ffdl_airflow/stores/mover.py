@@ -81,6 +81,7 @@ class Mover:
     def _move(self) -> dict[str, Any]:
         self._store = store = open_store(self._source)
         self._fetcher = fetch.Fetcher(store, self._build, self._worker)
+        self._notes: list[str] = []
         moved: base.SourceMoved | None = None
         for _ in range(ROUNDS):
             try:
@@ -94,7 +95,7 @@ class Mover:
             return {
                 "state": "ready",
                 "generation": generation.id,
-                "warnings": list(selection.warnings),
+                "warnings": [*selection.warnings, *self._notes],
                 "facts": dict(store.facts()),
             }
         raise base.SourceMoved(
@@ -157,9 +158,12 @@ class Mover:
         return generation
 
     def _refetch_broken(self, generation: Generation, selection: Selection) -> bool:
-        """Mend what has a wrong size from the source; False where that has other bytes now."""
+        """Mend what is damaged from the source; False where that has other bytes now."""
         directory = self._layout.generation(generation.id)
-        wrong = generations.with_wrong_size(directory, generation.files)
+        for key in generations.strangers(directory, generation):
+            self._notes.append(f"{key} does not belong to generation {generation.id}, removed")
+            generations.remove_files(self._layout, generation.id, [key])
+        wrong = generations.with_damage(directory, generation.files)
         if not wrong:
             return True
         self._worker.report(phase="fetching")

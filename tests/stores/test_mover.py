@@ -145,8 +145,8 @@ def test_a_new_empty_folder_and_new_rights_come_along_on_a_warm_start(place):
     assert os.access(second.path / "a", os.X_OK)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "grow"])
-def test_a_warm_start_mends_files_of_wrong_size(place, damage):
+@pytest.mark.parametrize("damage", ["truncate", "remove", "grow", "flip"])
+def test_a_warm_start_mends_what_is_damaged(place, damage):
     place.write(a=b"1" * 100, deep__b=b"2" * 100)
     first = place.move()
     victim = first.path / "deep" / "b"
@@ -154,7 +154,8 @@ def test_a_warm_start_mends_files_of_wrong_size(place, damage):
     victim.parent.chmod(0o755)
     victim.chmod(0o644)
     {"truncate": lambda: os.truncate(victim, 7), "remove": victim.unlink,
-     "grow": lambda: victim.write_bytes(b"2" * 101)}[damage]()  # fmt: skip
+     "grow": lambda: victim.write_bytes(b"2" * 101),
+     "flip": lambda: victim.write_bytes(b"2" * 99 + b"3")}[damage]()  # fmt: skip
     assert len(place.cache.verify(STORE, first.generation)) == 1
     second = place.move("job-2")
     assert (second.generation, second.progress.moved_bytes) == (first.generation, 100)
@@ -163,11 +164,36 @@ def test_a_warm_start_mends_files_of_wrong_size(place, damage):
     assert (first.path / "a").stat().st_ino == inode
 
 
+def test_a_file_that_was_put_into_a_generation_is_taken_out(place):
+    place.write(a=b"1" * 100)
+    first = place.move()
+    first.path.chmod(0o755)
+    (first.path / "scratch.txt").write_text("of a trainer")
+    second = place.move("job-2")
+    assert (second.generation, second.progress.moved_bytes) == (first.generation, 0)
+    assert list(second.path.iterdir()) == [second.path / "a"]
+    assert second.warnings == (
+        f"scratch.txt does not belong to generation {first.generation}, removed",
+    )
+
+
+def test_what_was_only_touched_is_read_once_and_kept(place):
+    place.write(a=b"1" * 100)
+    first = place.move()
+    os.utime(first.path / "a")
+    second = place.move("job-2")
+    assert second.progress.moved_bytes == 0
+    manifest = first.path.parent / data.GENERATION_FILE
+    assert (first.path / "a").stat().st_mtime_ns == manifest.stat().st_mtime_ns
+
+
 def test_a_flipped_bit_is_found_by_verify_and_mended_after_remove_broken(place):
     place.write(a=b"1" * 100, b=b"2" * 100)
     first = place.move()
     (first.path / "b").chmod(0o644)
     (first.path / "b").write_bytes(b"2" * 99 + b"3")
+    manifest = (first.path.parent / data.GENERATION_FILE).stat()
+    os.utime(first.path / "b", ns=(manifest.st_mtime_ns, manifest.st_mtime_ns))  # as a disk does it
     assert place.cache.verify(STORE, first.generation) == ("b has another SHA-256",)
     assert place.cache.remove_broken(STORE, first.generation) == ("b has another SHA-256",)
     second = place.move("job-2")
