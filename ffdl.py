@@ -26,6 +26,7 @@ import re
 import select
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -104,9 +105,12 @@ def checkpoint(step: int, shards: int = 1) -> Iterator[Path]:
     """A directory to write the checkpoint of ``step`` into.
 
     At the end of the block the checkpoint is hashed, sealed and moved to its place; when the block
-    is over it is safe on disk. With ``shards`` that many ranks write files of different names into
-    the same directory, and all of them wait for the last. A block that raises leaves nothing
-    behind. Raises ``CheckpointError`` where the checkpoint is refused or the disk is full.
+    is over it is safe on disk. The directory is this rank's own. With ``shards=1`` one rank makes
+    the checkpoint: where several save the same step, that of the first is kept, the others are
+    dropped, and a rank whose files differ from the kept ones gets a line in its log. With
+    ``shards=k`` exactly k ranks take part, all of them wait for the last, and their files are
+    moved together; each must use file names of its own. A block that raises leaves nothing behind.
+    Raises ``CheckpointError`` where the checkpoint is refused or the disk is full.
 
     Outside a job the directory is a temporary one that is dropped after the block.
     """
@@ -124,7 +128,7 @@ def checkpoint(step: int, shards: int = 1) -> Iterator[Path]:
                 message = "checkpoint of step %d cannot be written to %s: %s" % (step, path, error)
                 raise CheckpointError(message) from error
             raise
-        _link.close_checkpoint(step, shards)
+        _link.close_checkpoint(path, step, shards)
 
 
 def should_save() -> bool:
@@ -255,11 +259,10 @@ class _Link:
                 message = "checkpoint of step %d: the job's agent cannot be reached" % step
                 raise CheckpointError(message)
         root = Path(os.environ["FFDL_CHECKPOINT_DIR"]) / "tmp"
-        path = root / ("step-%012d.%s" % (step, os.environ.get("FFDL_ATTEMPT", "1")))
+        attempt, rank = os.environ.get("FFDL_ATTEMPT", "1"), int(os.environ.get("RANK", "0"))
+        path = root / ("step-%012d.%s.rank-%d-%s" % (step, attempt, rank, os.urandom(4).hex()))
         try:
-            if shards == 1:
-                shutil.rmtree(str(path), ignore_errors=True)
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True)
         except OSError as error:
             self.abort_checkpoint(path, step, shards=shards, error=error)
             message = "checkpoint of step %d cannot be written to %s: %s" % (step, path, error)
@@ -267,19 +270,18 @@ class _Link:
         return path
 
     def abort_checkpoint(self, path: Path, step: int, *, shards: int, error: BaseException) -> None:
-        if shards == 1:
-            shutil.rmtree(str(path), ignore_errors=True)
+        shutil.rmtree(str(path), ignore_errors=True)
         reason = "%s: %s" % (type(error).__name__, error)
         with self._lock:
             self._send({"t": "checkpoint-abort", "step": int(step), "shards": shards,
-                        "reason": reason})  # fmt: skip
+                        "folder": path.name, "reason": reason})  # fmt: skip
 
-    def close_checkpoint(self, step: int, shards: int) -> None:
+    def close_checkpoint(self, path: Path, step: int, shards: int) -> None:
         """Hand the directory over and wait until it is sealed."""
         step = int(step)
         with self._lock:
             self._answers.pop(step, None)
-            self._send({"t": "checkpoint", "step": step, "shards": shards})
+            self._send({"t": "checkpoint", "step": step, "shards": shards, "folder": path.name})
             deadline = time.monotonic() + ANSWER_S
             while step not in self._answers:
                 left_s = deadline - time.monotonic()
@@ -290,7 +292,10 @@ class _Link:
                 self._push()
                 self._receive(min(left_s, 1.0))
             answer = self._answers.pop(step)
+        if answer.get("note"):
+            print("ffdl: %s" % answer["note"], file=sys.stderr, flush=True)
         if not answer.get("ok"):
+            shutil.rmtree(str(path), ignore_errors=True)
             message = "checkpoint of step %d was refused: %s" % (step, answer.get("error"))
             raise CheckpointError(message)
 

@@ -1,13 +1,15 @@
 """Checkpoints of the running attempt: who has reported what, and one seal at a time.
 
 A trainer's ``with ffdl.checkpoint`` ends when the answer given here has come: then the checkpoint
-is on disk under its name and in the journal. Directories that a trainer writes on its own are
-sealed once they have not changed for two heartbeats.
+is on disk under its name and in the journal. Each rank writes into a directory of its own. Where
+several ranks save the same step with ``shards=1``, the first that has written makes the checkpoint
+and the others are dropped; with more shards the parts are moved together. Directories that a
+trainer writes on its own are sealed once they have not changed for two heartbeats.
 """
 
 import os
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from . import protocol, sealing
 from .journal import Journal
@@ -19,17 +21,23 @@ from .roster import Roster
 QUIET_BEATS = 2
 """Heartbeats without a change after which a trainer's own directory counts as written."""
 
-Asker = Tuple[str, str]
-"""(replica, request id) of a rank that waits for an answer."""
+
+class Part(NamedTuple):
+    """What one rank has written of a step; the rank waits for the answer to its ``request``."""
+
+    replica: str
+    request: str
+    writer: str
+    rank: int
+    folder: str
 
 
-class Job:
-    """One directory to seal, and who waits for it."""
+class Job(NamedTuple):
+    """A step to seal: the parts of ranks, or the trainer's own directory ``own``."""
 
-    def __init__(self, step: int, source: str, askers: List[Asker]) -> None:
-        self.step = step
-        self.source = source
-        self.askers = askers
+    step: int
+    parts: List[Part]
+    own: Optional[str] = None
 
 
 class Checkpoints:
@@ -43,7 +51,10 @@ class Checkpoints:
         self._attempt = 0
         self._resume_step: Optional[int] = None
         self._sealed: Set[int] = set()
-        self._parts: Dict[int, List[Asker]] = {}
+        self._sealed_by: Dict[int, Part] = {}
+        self._compared: Set[str] = set()
+        self._warned: Set[str] = set()
+        self._parts: Dict[int, List[Part]] = {}
         self._aborted: Dict[int, int] = {}
         self._queue: Deque[Job] = deque()
         self._working = False
@@ -52,6 +63,7 @@ class Checkpoints:
         self._known: Dict[int, sealing.Signature] = {}
         self._seen: Dict[int, Tuple[sealing.Signature, int]] = {}
         self.newest: Optional[Dict[str, Any]] = None
+        self.warnings: List[str] = []
         self.on_sealed: Callable[[int], None] = lambda _step: None
 
     def clear(self) -> None:
@@ -68,6 +80,10 @@ class Checkpoints:
         """A new attempt starts."""
         self._attempt, self._resume_step = attempt, resume_step
         self._sealed.clear()
+        self._sealed_by.clear()
+        self._compared.clear()
+        self._warned.clear()
+        self.warnings.clear()
         self._parts.clear()
         self._aborted.clear()
         self._seen.clear()
@@ -75,25 +91,32 @@ class Checkpoints:
     def written(self, replica: str, report: Dict[str, Any]) -> None:
         """A rank has written its part of a step."""
         step, shards = int(report["step"]), max(1, int(report["shards"]))
-        asker = (replica, str(report["request"]))
+        part = self._part(replica, report)
+        if shards == 1:
+            self._add(Job(step, [part]))
+            return
         if self._aborted.get(step):
             self._aborted[step] -= 1
-            self._refuse(Job(step, "", [asker]), "another rank gave its part up")
+            self._refuse(Job(step, [part]), "another rank gave its part up")
             return
-        askers = self._parts.setdefault(step, [])
-        askers.append(asker)
-        if len(askers) >= shards:
-            source = sealing.tmp_path(self._plan.checkpoint_dir, step, self._attempt)
-            self._add(Job(step, source, self._parts.pop(step)))
+        parts = self._parts.setdefault(step, [])
+        parts[:] = [other for other in parts if other.writer != part.writer] + [part]
+        if len(parts) >= shards:
+            self._add(Job(step, self._parts.pop(step)))
 
     def aborted(self, replica: str, report: Dict[str, Any]) -> None:
-        """A rank has given a step up: the whole step is refused for all of its writers."""
+        """A rank has given a step up: with shards the step is refused for all of its writers."""
         step, shards = int(report["step"]), max(1, int(report["shards"]))
-        askers = self._parts.pop(step, [])
-        self._aborted[step] = shards - 1 - len(askers)
-        source = sealing.tmp_path(self._plan.checkpoint_dir, step, self._attempt)
+        parts = self._parts.pop(step, []) if shards > 1 else []
+        if shards > 1:
+            self._aborted[step] = shards - 1 - len(parts)
         text = "rank %s of %s gave up: %s" % (report.get("rank"), replica, report.get("reason"))
-        self._refuse(Job(step, source, askers), text)
+        self._refuse(Job(step, parts), text)
+
+    def _part(self, replica: str, report: Dict[str, Any]) -> Part:
+        folder = sealing.part_path(self._plan.checkpoint_dir, str(report["folder"]))
+        rank = int(report["rank"] or 0)
+        return Part(replica, str(report["request"]), str(report["writer"]), rank, folder)
 
     def scan(self) -> None:
         """Look for directories that a trainer wrote on its own; to be called each heartbeat."""
@@ -117,16 +140,18 @@ class Checkpoints:
                 self._add_own(step)
 
     def finish(self, done: Callable[[], None], *, ended_well: bool) -> None:
-        """No rank writes any more. After a good end the trainer's own directories are whole."""
+        """No rank writes any more. After a good end the trainer's own directories are whole.
+
+        After a failure those are that have a newer one beside them; the newest may be half-written.
+        """
         self._when_idle.append(done)
         self._loop.call_later(self._plan.limits.grace_s, self._impatient)
-        if not ended_well:
-            self._next()
-            return
 
         def found(unsealed: Any, _error: Optional[BaseException]) -> None:
-            for step, now in (unsealed or {}).items():
-                if now and self._known.get(step) != now:
+            own = {s: now for s, now in (unsealed or {}).items() if self._known.get(s) != now}
+            newest = max([*own, *self._sealed], default=-1)
+            for step in sorted(step for step, now in own.items() if now):
+                if ended_well or step < newest:
                     self._add_own(step)
             self._next()
 
@@ -146,8 +171,8 @@ class Checkpoints:
 
     def _add_own(self, step: int) -> None:
         folder = os.path.join(self._plan.checkpoint_dir, protocol.step_dir(step))
-        if all(job.source != folder for job in self._queue):
-            self._add(Job(step, folder, []))
+        if all(job.own != folder for job in self._queue):
+            self._add(Job(step, [], folder))
 
     def _add(self, job: Job) -> None:
         self._queue.append(job)
@@ -161,11 +186,18 @@ class Checkpoints:
             return
         self._working = True
         job = self._queue[0]
+        kept = self._sealed_by.get(job.step)
+        if len(job.parts) == 1 and kept is not None and kept.writer != job.parts[0].writer:
+            self._drop(job, kept)
+        else:
+            self._seal(job)
 
+    def _seal(self, job: Job) -> None:
         def work() -> Dict[str, Any]:
+            parts = [("rank %d" % part.rank, part.folder) for part in job.parts]
             return sealing.seal(
                 self._plan.checkpoint_dir,
-                job.source,
+                job.own or sealing.merge(parts),
                 step=job.step,
                 attempt=self._attempt,
                 world_size=self._plan.world_size,
@@ -174,6 +206,49 @@ class Checkpoints:
 
         self._loop.in_thread(work, lambda body, error: self._worked(job, body, error))
 
+    def _drop(self, job: Job, kept: Part) -> None:
+        """The step has been sealed by another rank: keep that one, and say so where they differ.
+
+        Bytes are compared once for each rank and attempt, later only names and sizes, so that a
+        rank does not wait for its files to be hashed at every step.
+        """
+        part, final = job.parts[0], protocol.step_dir(job.step)
+        sealed = os.path.join(self._plan.checkpoint_dir, final)
+        by_content = part.writer not in self._compared
+        self._compared.add(part.writer)
+
+        def work() -> bool:
+            try:
+                return sealing.differs(part.folder, sealed, by_content=by_content)
+            finally:
+                sealing.remove(part.folder)
+
+        def done(differs: Any, error: Optional[BaseException]) -> None:
+            if error is not None:
+                log("%s cannot be compared with %s: %s" % (part.folder, sealed, error))
+            note = None
+            if differs and part.writer not in self._warned:
+                note = self._warn(job.step, part, kept)
+            self._answer(part, {"ok": True, "step": job.step, "path": sealed, "note": note})
+            self._finished()
+
+        self._loop.in_thread(work, done)
+
+    def _warn(self, step: int, part: Part, kept: Part) -> str:
+        """Once for each rank and attempt. Returns the line for the rank's log."""
+        self._warned.add(part.writer)
+        text = (
+            "rank %d saved other files than rank %d at step %d: with shards=1 only the checkpoint "
+            "of the rank that is first is kept; where each rank has files of its own, pass "
+            "shards=%d" % (part.rank, kept.rank, step, self._plan.world_size)
+        )
+        self.warnings.append(text)
+        self._journal.append(protocol.J_WARNED, self._attempt, {"text": text})
+        return text
+
+    def _answer(self, part: Part, answer: Dict[str, Any]) -> None:
+        self._roster.send(part.replica, dict(answer, do="sealed", request=part.request))
+
     def _worked(self, job: Job, body: Any, error: Optional[BaseException]) -> None:
         if error is not None:
             text = getattr(error, "strerror", None) or str(error)
@@ -181,6 +256,8 @@ class Checkpoints:
             self._finished()
             return
         self._sealed.add(job.step)
+        if job.parts:
+            self._sealed_by[job.step] = job.parts[0]
         self.newest = {"step": job.step, "at": protocol.now_iso()}
         self._journal.append(
             protocol.J_CHECKPOINT, self._attempt, body, durable=lambda: self._expire(job, body)
@@ -198,26 +275,24 @@ class Checkpoints:
         def done(_deleted: Any, error: Optional[BaseException]) -> None:
             if error is not None:
                 log("old checkpoints cannot be removed: %s" % error)
-            for replica, request in job.askers:
-                self._roster.send(replica, {"do": "sealed", "request": request, "ok": True,
-                                            "step": job.step, "path": body["path"]})  # fmt: skip
+            for part in job.parts:
+                self._answer(part, {"ok": True, "step": job.step, "path": body["path"]})
             self.on_sealed(job.step)
             self._finished()
 
         self._loop.in_thread(work, done)
 
     def _refuse(self, job: Job, reason: str) -> None:
-        own = not job.askers and os.path.dirname(job.source) == self._plan.checkpoint_dir
-        path = job.source or protocol.step_dir(job.step)
+        path = job.own or protocol.step_dir(job.step)
         self._journal.append(
             protocol.J_CHECKPOINT_REFUSED, self._attempt,
             {"path": path, "step": job.step, "reason": reason},
         )  # fmt: skip
-        for replica, request in job.askers:
-            self._roster.send(replica, {"do": "sealed", "request": request, "ok": False,
-                                        "step": job.step, "error": reason})  # fmt: skip
-        if job.source and not own:
-            self._loop.in_thread(lambda: sealing.remove(job.source), lambda _r, _e: None)
+        for part in job.parts:
+            self._answer(part, {"ok": False, "step": job.step, "error": reason})
+        folders = [part.folder for part in job.parts]
+        if folders:
+            self._loop.in_thread(lambda: [sealing.remove(f) for f in folders], lambda _r, _e: None)
 
     def _finished(self) -> None:
         self._queue.popleft()

@@ -276,7 +276,7 @@ class Gang:
         left_s = None
         if self.state == protocol.HOLDING:
             left_s = round(self._hold_since + self._hold_s - self._loop.now(), 1)
-        warnings = [self._journal.trouble] if self._journal.trouble else []
+        trouble = [self._journal.trouble] if self._journal.trouble else []
         return dict(
             status.figures(self._views()),
             placement_id=self._plan.placement_id,
@@ -287,7 +287,7 @@ class Gang:
             checkpoint=self.checkpoints.newest,
             running_s=round(attempt.record.running_s(), 1) if attempt else None,
             journal_seq=self._journal.durable_seq,
-            warnings=warnings,
+            warnings=trouble + self.checkpoints.warnings,
         )
 
 

@@ -24,6 +24,7 @@ class Rank:
         self._received = bytearray()
         self._unsent = bytearray()
         self.rank: Optional[int] = None
+        self.pid = 0
         link.loop.watch(peer.fileno(), read=self.read)
 
     def send(self, message: Dict[str, Any]) -> None:
@@ -85,7 +86,7 @@ class Rank:
         if message.get("v") != protocol.VERSION or message.get("attempt") != self._link.attempt:
             self.close()
             return
-        self.rank = int(message["rank"])
+        self.rank, self.pid = int(message["rank"]), int(message["pid"])
         if self._link.save_wish is not None:
             self.send(self._link.save_wish)
 

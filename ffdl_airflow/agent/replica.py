@@ -10,7 +10,7 @@ import re
 import signal
 from typing import Any, Callable, Dict, List, Optional
 
-from . import ending, fence, launcher, preflight, processes, protocol
+from . import ending, fence, launcher, preflight, processes, protocol, sealing
 from .launcher import Exit, GoOrder
 from .log import log
 from .loop import Loop
@@ -196,7 +196,7 @@ class Replica:
         self._link.save_wish = None
         rank = self._requests.pop(str(answer["request"]), None)
         if rank is not None:
-            keys = ("step", "ok", "path", "error")
+            keys = ("step", "ok", "path", "error", "note")
             rank.send(dict({key: answer.get(key) for key in keys}, t="checkpoint"))
 
     def _from_rank(self, rank: Rank, kind: str, message: Dict[str, Any]) -> None:
@@ -207,12 +207,19 @@ class Replica:
         if kind == "progress":
             _take_progress(record, message)
         elif kind in ("checkpoint", "checkpoint-abort"):
-            request = "%s/%d/%d" % (self._replica.name, rank.rank or 0, int(message["step"]))
-            self._requests[request] = rank
-            self.report({"what": kind, "attempt": self._attempt, "request": request,
-                         "rank": rank.rank, "step": int(message["step"]),
-                         "reason": message.get("reason"),
-                         "shards": int(message.get("shards", 1))})  # fmt: skip
+            self._report_checkpoint(rank, kind, message)
+
+    def _report_checkpoint(self, rank: Rank, kind: str, message: Dict[str, Any]) -> None:
+        folder = str(message["folder"])
+        sealing.part_path(self._plan.checkpoint_dir, folder)  # a bad name ends the connection
+        writer = "%s/%d/%d" % (self._replica.name, rank.rank or 0, rank.pid)
+        request = "%s/%d" % (writer, int(message["step"]))
+        self._requests[request] = rank
+        self.report({"what": kind, "attempt": self._attempt, "request": request,
+                     "writer": writer, "folder": folder,
+                     "rank": rank.rank, "step": int(message["step"]),
+                     "reason": message.get("reason"),
+                     "shards": int(message.get("shards", 1))})  # fmt: skip
 
     def _record_of(self, rank: Rank) -> Optional[RankRecord]:
         """The process that a connected rank belongs to; torchrun's ranks share their launcher."""

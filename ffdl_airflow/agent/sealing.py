@@ -6,12 +6,15 @@ with a manifest; it appears under that name whole or not at all.
 
 import ctypes
 import os
+import re
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from . import protocol
 
 TMP_DIR = "tmp"
+PART_DIR = re.compile(r"^step-\d{12}\.\d+\.rank-\d+-[0-9a-f]+$")
+"""Name of the directory in ``tmp`` that a trainer's rank writes into; each block has its own."""
 KEEP_DIR = "KEEP"
 """Folder of claims: a file named like a step directory keeps that directory from being deleted."""
 REPLACED = ".replaced"
@@ -25,9 +28,56 @@ class SealError(RuntimeError):
     """A checkpoint cannot be accepted; the text says why."""
 
 
-def tmp_path(checkpoint_dir: str, step: int, attempt: int) -> str:
-    """Where a trainer writes the checkpoint of ``step`` before it is sealed."""
-    return os.path.join(checkpoint_dir, TMP_DIR, "%s.%d" % (protocol.step_dir(step), attempt))
+def part_path(checkpoint_dir: str, name: str) -> str:
+    """Where a rank writes its part before it is sealed.
+
+    Raises ``ValueError`` for a name that cannot be a part's.
+    """
+    if not PART_DIR.match(name):
+        message = "%r is no directory of a checkpoint being written" % name
+        raise ValueError(message)
+    return os.path.join(checkpoint_dir, TMP_DIR, name)
+
+
+def merge(parts: List[Tuple[str, str]]) -> str:
+    """Move the files of all parts, ``(who wrote it, directory)``, into the first's directory.
+
+    Returns that directory. Raises ``SealError`` that names the file which two have written, before
+    anything is moved.
+    """
+    (_, target), writers = parts[0], {}  # type: Tuple[str, str], Dict[str, str]
+    moves = []
+    for who, folder in parts:
+        for name, path in protocol.list_files(folder):
+            if name in writers:
+                message = "%s and %s both wrote %s: with shards=%d each rank needs file names of its own"
+                raise SealError(message % (writers[name], who, name, len(parts)))
+            writers[name] = who
+            moves.append((path, os.path.join(target, *name.split("/"))))
+    for path, to in moves:
+        if path != to:
+            os.makedirs(os.path.dirname(to), exist_ok=True)
+            os.rename(path, to)
+    for _, folder in parts[1:]:
+        remove(folder)
+    return target
+
+
+def differs(folder: str, sealed: str, *, by_content: bool) -> bool:
+    """Whether ``folder`` has other files than the checkpoint ``sealed``.
+
+    Names and sizes are compared, the bytes as well ``by_content``. False where ``sealed`` has been
+    deleted meanwhile.
+    """
+    manifest = protocol.read_json(os.path.join(sealed, protocol.MANIFEST))
+    if manifest is None:
+        return False
+    here = {name: os.path.getsize(path) for name, path in protocol.list_files(folder)}
+    if here != {entry["name"]: entry["size"] for entry in manifest["files"]}:
+        return True
+    if not by_content:
+        return False
+    return protocol.tree_sha256(protocol.describe_files(folder)) != manifest["sha256"]
 
 
 def seal(

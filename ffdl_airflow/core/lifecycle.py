@@ -358,6 +358,11 @@ def _finished(state: JobState, event: Event) -> JobState:
     return replace(state, must_end=must_end, stop_wanted=None, reason=reason, save_wanted=None)
 
 
+def _succeeded(state: JobState, event: Event) -> JobState:
+    """What went wrong on the way is told by the log; the job as a whole has no reason to give."""
+    return replace(state, reason="", waiting=None)
+
+
 def _stop_wanted(state: JobState, event: Event) -> JobState:
     """Recorded always; of effect only while the job lives. A later, harder wish wins."""
     if state.terminal:
@@ -413,6 +418,7 @@ _EFFECTS: Mapping[Kind, Callable[[JobState, Event], JobState]] = {
     Kind.END_INTENDED: _end_intended,
     Kind.RELEASED: _released,
     Kind.REFUSED: _finished,
+    Kind.SUCCEEDED: _succeeded,
     Kind.FAILED: _finished,
     Kind.STOPPED: _finished,
     Kind.STOP_WANTED: _stop_wanted,

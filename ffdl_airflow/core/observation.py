@@ -50,11 +50,18 @@ class SlotUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What an engine has to give."""
+    """What an engine has to give.
+
+    ``gpus``: how many of the slots are GPUs. ``cpu`` (cores) and ``memory_bytes`` bound one host;
+    None where they are not known, and then they bound nothing.
+    """
 
     total: int
     free: int
     uses: tuple[SlotUse, ...] = field(default=())
+    gpus: int = 0
+    cpu: int | None = None
+    memory_bytes: int | None = None
 
 
 _KINDS = {

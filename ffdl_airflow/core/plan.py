@@ -44,13 +44,17 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPlan:
-    """One replica: its command, and the environment of each of its processes."""
+    """One replica: its command, and the environment of each of its processes.
+
+    ``code`` is the generation of the program, of which an engine may give the replica a copy.
+    """
 
     name: str
     role: str
     index: int
     gpu: int
     cwd: str
+    code: str | None
     command: tuple[str, ...]
     env: Mapping[str, str]
     processes: tuple[Mapping[str, Any], ...]
@@ -104,7 +108,8 @@ def build(job: TrainingJob, *, job_id: str, placement: int, places: Places, timi
             replicas.append(
                 ReplicaPlan(
                     name=name, role=role.name, index=index, gpu=spec.resources_of(role).gpu,
-                    cwd=places.code or places.output_dir, command=_command(spec, role, places),
+                    cwd=places.code or places.output_dir, code=places.code,
+                    command=_command(spec, role, places),
                     env=_replica_env(job, role, own[0], job_id=job_id, places=places),
                     processes=tuple(
                         _process(spec, rank, world=world, master=places.master) for rank in own

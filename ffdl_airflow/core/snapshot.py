@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ffdl_airflow.core.lifecycle import JobState
 
-FOLD_VERSION = 1
+FOLD_VERSION = 2
 """To be raised when the fold of an old log gives another state than before."""
 
 _ADAPTER = TypeAdapter(JobState)

@@ -1,5 +1,6 @@
 """Paths in a manifest are meant from where the manifest lies; here they become absolute."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 def resolve_paths(manifest: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """The manifest with ``code``, data and checkpoint paths absolute. Wrong forms stay as they are.
 
-    They are not this function's business: the reader names them with their field.
+    They are not this function's business: the reader names them with their field. ``..`` is worked
+    out, so that one file has one name and one source.
     """
     document = dict(manifest)
     spec = document.get("spec")
@@ -31,5 +33,5 @@ def _with_absolute(part: Mapping[str, Any], field: str, base: Path) -> dict[str,
     found = dict(part)
     value = found.get(field)
     if isinstance(value, str) and value and "://" not in value:
-        found[field] = str((base / Path(value).expanduser()).absolute())
+        found[field] = os.path.normpath((base / Path(value).expanduser()).absolute())
     return found

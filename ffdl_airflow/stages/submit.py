@@ -1,23 +1,32 @@
 """Submit: check everything that can be checked before anything is created, then write it down."""
 
+import errno
 import getpass
+import os
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ffdl_airflow.agent import protocol
-from ffdl_airflow.core.errors import FieldProblem, SpecError, UserError
+from ffdl_airflow.core.errors import FieldProblem, InfrastructureError, SpecError, UserError
 from ffdl_airflow.core.events import Kind, NewEvent, recorded
 from ffdl_airflow.core.job import SecretRef, TrainingJob
 from ffdl_airflow.core.lifecycle import JobState, apply, fold
 from ffdl_airflow.core.plan import gang_slots
+from ffdl_airflow.core.quantities import format_bytes
 from ffdl_airflow.core.rendezvous import SUPPORTED
 from ffdl_airflow.ledger.base import Batch, Conflict
 from ffdl_airflow.stages.deps import Deps, Job, Step
 from ffdl_airflow.stages.recording import batch_of
 from ffdl_airflow.stores.adapters import open_store
 from ffdl_airflow.stores.base import StoreError
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+"""Errors that say nothing about the path: the same job may go well later."""
+_PATH_SHOWN = 200
+"""A longer path is not repeated whole in a message. Chosen."""
 
 
 def submit(deps: Deps, job: TrainingJob, *, job_id: str, owner: Mapping[str, Any]) -> JobState:
@@ -42,10 +51,21 @@ def check(deps: Deps, job: TrainingJob, *, job_id: str) -> None:
         *_data(job),
         *_secrets(job),
         *_slots(deps, job),
+        *_machine(deps, job),
         *_checkpoints(deps, job, job_id),
     ]
     if problems:
         raise SpecError(problems)
+
+
+def warnings(deps: Deps, job: TrainingJob) -> list[str]:
+    """What is allowed here and may still surprise: one sentence each."""
+    wanted = job.spec.total_gpus
+    if not wanted or deps.engine.capacity().gpus:
+        return []
+    named = "1 GPU is" if wanted == 1 else f"{wanted} GPUs are"
+    return [f"spec.resources.gpu: {named} asked for and this machine has none; each counts as one "
+            "CPU slot here"]  # fmt: skip
 
 
 def validate(deps: Deps, job: Job) -> Step:
@@ -54,15 +74,33 @@ def validate(deps: Deps, job: Job) -> Step:
     try:
         check(deps, job.spec, job_id=state.job_id)
     except SpecError as error:
-        refusal = {"reason": error.cause, "problems": [str(p) for p in error.problems]}
-        return Step(facts=(NewEvent(kind=Kind.REFUSED, at=deps.clock(), body=refusal),))
-    own(job.checkpoint_dir(deps.roots), state.job_id, deps.ledger.ledger_id)
+        return _refused(deps, error)
+    try:
+        own(job.checkpoint_dir(deps.roots), state.job_id, deps.ledger.ledger_id)
+    except OSError as error:
+        return _refused(deps, _unusable(deps, job, error))
     body: dict[str, Any] = {
         "slots": gang_slots(job.spec.spec), "replicas": job.spec.spec.gang_size,
         "gpus": job.spec.spec.total_gpus, "time_limit_s": job.spec.spec.time_limit_s,
-        "backoff_limit": job.spec.spec.backoffLimit,
+        "backoff_limit": job.spec.spec.backoffLimit, "warnings": warnings(deps, job.spec),
     }  # fmt: skip
     return Step(facts=(NewEvent(kind=Kind.VALIDATED, at=deps.clock(), body=body),))
+
+
+def _refused(deps: Deps, error: SpecError) -> Step:
+    body = {"reason": error.cause, "problems": [str(problem) for problem in error.problems]}
+    return Step(facts=(NewEvent(kind=Kind.REFUSED, at=deps.clock(), body=body),))
+
+
+def _unusable(deps: Deps, job: Job, error: OSError) -> SpecError:
+    """Whose fault it is: the disk's and the installation's are raised, the path's is returned."""
+    folder = job.checkpoint_dir(deps.roots)
+    if job.spec.spec.checkpoint.path is None or error.errno in _OF_THE_DISK:
+        raise InfrastructureError(
+            f"the checkpoint directory cannot be made: {error}", evidence=folder,
+            next_step="make room there, or make it writable; then drive the job again",
+        ) from error  # fmt: skip
+    return SpecError([_not_usable(folder, error)])
 
 
 def require_ledger(deps: Deps, known: Mapping[str, Any] | None) -> None:
@@ -169,7 +207,7 @@ def _listed(path: str, source: Mapping[str, Any], *,
             if one:
                 break
     except StoreError as error:
-        found, where = error.found or error.cause, str(source["path"])
+        found, where = error.found or error.cause, str(source["path"])[:_PATH_SHOWN]
         found = found if where in found else f"{where}, {found}"
         return names, FieldProblem(path, found, error.allowed or "a source")
     if not names:
@@ -197,7 +235,34 @@ def _slots(deps: Deps, job: TrainingJob) -> list[FieldProblem]:
     if job.spec.gang_size == 1:
         path = "spec.resources.gpu"
     return [FieldProblem(path, f"a gang of {needed} slots", f"at most {total}, this machine's "
-                         "slots ([ffdl] slots)")]  # fmt: skip
+                         "slots ([ffdl] slots, FFDL_SLOTS)")]  # fmt: skip
+
+
+def _machine(deps: Deps, job: TrainingJob) -> list[FieldProblem]:
+    """One replica has to find its cores here, and the whole gang its memory."""
+    has = deps.engine.capacity()
+    problems, memory = [], 0
+    for number, role in enumerate(job.spec.all_roles):
+        wants = job.spec.resources_of(role)
+        memory += role.replicas * (wants.memory or 0)
+        path = f"spec.roles[{number}].resources" if role.resources else "spec.resources"
+        if has.cpu is not None and wants.cpu > has.cpu:
+            problems.append(FieldProblem(f"{path}.cpu", f"{wants.cpu:g} cores for one replica",
+                                         f"at most {has.cpu}, this machine's cores"))  # fmt: skip
+        if has.memory_bytes is not None and (wants.memory or 0) > has.memory_bytes:
+            problems.append(_too_much(path, wants.memory or 0, "one replica", has.memory_bytes))
+    if has.memory_bytes is not None and memory > has.memory_bytes:
+        path = "spec.roles" if job.spec.roles else "spec.resources"
+        told = any(problem.path.endswith("memory") for problem in problems)
+        gang = f"a gang of {job.spec.gang_size}"
+        problems += [] if told else [_too_much(path, memory, gang, has.memory_bytes)]
+    return list(dict.fromkeys(problems))
+
+
+def _too_much(path: str, wanted: int, who: str, has: int) -> FieldProblem:
+    field = path if path == "spec.roles" else f"{path}.memory"
+    return FieldProblem(field, f"{format_bytes(wanted)} for {who}",
+                        f"at most {format_bytes(has)}, this machine's memory")  # fmt: skip
 
 
 def _checkpoints(deps: Deps, job: TrainingJob, job_id: str) -> list[FieldProblem]:
@@ -206,8 +271,36 @@ def _checkpoints(deps: Deps, job: TrainingJob, job_id: str) -> list[FieldProblem
         return [FieldProblem("spec.checkpoint.path", repr(path), "an absolute path")]
     root = path or deps.roots.checkpoint_root
     folder = f"{root.rstrip('/')}/{job_id}"
+    if path is not None:
+        try:
+            _require_usable(Path(folder))
+        except (OSError, ValueError) as error:
+            return [_not_usable(path, error)]
     owner = protocol.read_json(f"{folder}/{protocol.OWNER}")
     if owner is None or (owner["job"], owner["ledger"]) == (job_id, deps.ledger.ledger_id):
         return []
     return [FieldProblem("spec.checkpoint.path", f"{folder}, owned by job {owner['job']} of ledger "
                          f"{owner['ledger']}", "a directory of this job's own")]  # fmt: skip
+
+
+def _require_usable(folder: Path) -> None:
+    """Raise OSError where ``folder`` is no directory, or where it can neither be used nor made.
+
+    What leads there is tried by making a directory in it, which goes again at once: a mode or an
+    owner tells nothing of a read-only mount or of /proc.
+    """
+    nearest = folder
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a directory")
+    if nearest != folder:
+        Path(tempfile.mkdtemp(prefix=".ffdl-", dir=nearest)).rmdir()
+    elif not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, f"{folder} is not writable")
+
+
+def _not_usable(path: str, error: OSError | ValueError) -> FieldProblem:
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return FieldProblem("spec.checkpoint.path", f"{path[:_PATH_SHOWN]}, {why}", "a directory that "
+                        f"user {os.geteuid()} can make or write")  # fmt: skip

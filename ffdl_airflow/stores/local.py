@@ -82,8 +82,9 @@ def _mode_of(path: str) -> int:
             raise unreadable(path, error) from error
         except (OSError, ValueError) as error:
             message = f"the path {path[:200]!r} cannot be used: {error}"
-            raise base.SourceError(message, code=base.MISSING, found="no such path",
-                                   allowed="a path of this machine") from error  # fmt: skip
+            raise base.SourceError(message, code=base.MISSING,
+                                   found=f"{path[:200]}, no such path",
+                                   allowed=_A_PATH) from error  # fmt: skip
     raise missing(path)
 
 
@@ -101,8 +102,12 @@ def missing(path: str) -> base.SourceError:
     guess = did_you_mean(path)
     return base.SourceError(
         f"there is nothing at {path}" + (f"; did you mean {guess}?" if guess else ""),
-        code=base.MISSING, found="no such path", allowed=guess or "a path of this machine",
+        code=base.MISSING, found=f"{path}, no such path",
+        allowed=_A_PATH + (f" (did you mean {guess}?)" if guess else ""),
     )  # fmt: skip
+
+
+_A_PATH = "a path that exists on this machine"
 
 
 def did_you_mean(path: str) -> str | None:

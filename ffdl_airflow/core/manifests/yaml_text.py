@@ -117,8 +117,9 @@ def as_mapping(document: object, source: str) -> Mapping[str, Any]:
 
 
 def shortened(value: object) -> str:
-    """What was found, for a message."""
-    text = repr(value)
+    """What was found, for a message: as YAML says it."""
+    said = {None: "nothing", True: "true", False: "false"}
+    text = said[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= _FOUND_LENGTH else text[: _FOUND_LENGTH - 1] + "…"
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from ffdl_airflow.engines.base import (
     Waiting,
 )  # fmt: skip
 from ffdl_airflow.engines.client import HttpAgentClient
-from ffdl_airflow.engines.local import processes, sockets
+from ffdl_airflow.engines.local import processes, sockets, workdir
 from ffdl_airflow.engines.local.pool import Request, SlotPool
 from ffdl_airflow.engines.local.transport import UnixTransport
 
@@ -76,8 +76,11 @@ class LocalEngine:
         self._pool = SlotPool(settings.state_dir / "slots", settings.slots, self._reclaim)
 
     def capacity(self) -> Inventory:
-        """All slots of this host."""
-        return self._pool.inventory()
+        """All slots of this host, its cores and its memory."""
+        return replace(
+            self._pool.inventory(), gpus=self.settings.slots if self.settings.gpus else 0,
+            cpu=len(os.sched_getaffinity(0)), memory_bytes=psutil.virtual_memory().total,
+        )  # fmt: skip
 
     def reserve(self, plan: GangPlan) -> Granted | Waiting | Over:
         """Take slots, make the fence, start the agents that are missing."""
@@ -220,6 +223,8 @@ class LocalEngine:
         sockets.make(Path(document["coordinator"]["unix"]).parent)
         for replica in document["replicas"]:
             Path(replica["dir"]).mkdir(parents=True, exist_ok=True)
+            if "code" in replica:
+                workdir.make(Path(replica["code"]), Path(replica["cwd"]))
         Path(document["journal"]).parent.mkdir(parents=True, exist_ok=True)
         Path(document["output_dir"]).mkdir(parents=True, exist_ok=True)
         token = protocol.token_for(self.settings.installation_key, plan.placement_id)
@@ -325,12 +330,16 @@ class LocalEngine:
         env = dict(replica.env)
         if self.settings.gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, slots)) if replica.gpu else ""
+        home = folder / "agents" / replica.name
+        work: dict[str, Any] = {"cwd": replica.cwd}
+        if replica.code is not None:
+            work = {"cwd": str(home / "work"), "code": replica.code}
         return {
             "name": replica.name, "role": replica.role, "index": replica.index,
-            "dir": str(folder / "agents" / replica.name),
+            "dir": str(home), **work,
             "socket": str(sockets.folder_for(folder) / f"{replica.name}.sock"),
             "slot_locks": [str(self._pool.lock_path(slot)) for slot in slots],
-            "cwd": replica.cwd, "command": list(replica.command), "env": env,
+            "command": list(replica.command), "env": env,
             "processes": [dict(process) for process in replica.processes],
         }  # fmt: skip
 
