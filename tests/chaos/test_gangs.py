@@ -132,7 +132,7 @@ def test_a_small_gang_does_not_starve_a_big_one(
 ) -> None:
     """A gang of two runs; one of four waits; a later one of two could fit, but would delay it."""
     jobs = []
-    for size, steps, scope in ((2, 100, "first"), (4, STEPS, "big"), (2, STEPS, "late")):
+    for size, steps, scope in ((2, 100_000, "first"), (4, STEPS, "big"), (2, STEPS, "late")):
         options = {"steps": steps, "every": 50, "step-delay": 0.02}
         path = installation.manifest(f"queue-{scope}", replicas=size, options=options)
         job = read_job(path.read_text())
@@ -142,7 +142,10 @@ def test_a_small_gang_does_not_starve_a_big_one(
         jobs.append((job_id, pid))
         kinds = (Kind.PLACED,) if scope == "first" else (Kind.WAITING,)
         wait_until(lambda j=job_id, k=kinds: installation.events(j, *k), message=f"{scope} {kinds}")
-    for job_id, pid in jobs:
+    first, driver = jobs[0]
+    wishes.stop(installation.deps(), first, mode="now", by="test")
+    wait_until(lambda: os.waitpid(driver, os.WNOHANG)[0], message="the first driver ends")
+    for job_id, pid in jobs[1:]:
         _finish(installation, job_id, pid, wait_until)
     placed = [installation.events(job_id, Kind.PLACED)[0].at for job_id, _ in jobs]
     assert placed == sorted(placed)
