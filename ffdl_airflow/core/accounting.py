@@ -5,7 +5,7 @@ at event times (the source's clock); where clocks disagree a cut never goes back
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ffdl_airflow.core.events import Event, Kind
@@ -31,69 +31,96 @@ class Cost:
     wall_s: float
 
 
-@dataclass
-class _Meter:
-    slots: int = 0
-    use: Use | None = None
-    since: datetime | None = None
-    started: datetime | None = None
+@dataclass(frozen=True, kw_only=True)
+class _Slice:
+    use: Use
+    begin: datetime
+    end: datetime
+    slots: int
 
-    def __post_init__(self) -> None:
-        self.slices: list[tuple[Use, timedelta, int]] = []
-        self.wall = timedelta()
+
+class _Meter:
+    """Cuts the time of the placements into slices of one use each, in order, without gaps."""
+
+    def __init__(self) -> None:
+        self.slots = 0
+        self.use: Use | None = None
+        self.slices: list[_Slice] = []
+        self._since: datetime | None = None
+        self._seals: dict[int, datetime] = {}
 
     def switch(self, use: Use | None, at: datetime) -> None:
         """From ``at`` on the slots are used for ``use``; None: they are free."""
-        at = at if self.since is None else max(at, self.since)
-        if self.use is not None and self.since is not None:
-            self.slices.append((self.use, at - self.since, self.slots))
-            self.wall += at - self.since
-        self.use, self.since = use, at if use is not None else None
+        at = at if self._since is None else max(at, self._since)
+        if self.use is not None and self._since is not None:
+            self.slices.append(_Slice(use=self.use, begin=self._since, end=at, slots=self.slots))
+        self.use, self._since = use, at if use is not None else None
 
-    def lose(self, sealed: datetime | None, ended: datetime) -> None:
-        """What ran since ``sealed`` (None: since the attempt's start) is lost."""
-        if self.use is not Use.TRAINING or self.since is None:
-            return
-        if sealed is not None and sealed > self.since:
-            self.switch(Use.LOST, min(sealed, max(ended, self.since)))
-        else:
-            self.use = Use.LOST
+    def seal(self, step: int, at: datetime) -> None:
+        """What was trained up to ``at`` is kept in the checkpoint of ``step``."""
+        self._seals[step] = at
+
+    def fall_back(self, step: int | None) -> None:
+        """The job goes on from the checkpoint of ``step`` (None: from nothing)."""
+        self._seals = {s: at for s, at in self._seals.items() if step is not None and s <= step}
+        self.lose()
+
+    def lose(self) -> None:
+        """What was trained after the newest checkpoint is lost."""
+        kept = max(self._seals.values(), default=None)
+        self.slices = [part for found in self.slices for part in _split(found, kept)]
+
+
+def _split(found: _Slice, kept: datetime | None) -> list[_Slice]:
+    """A slice of training, with what came after ``kept`` as lost."""
+    if found.use is not Use.TRAINING or (kept is not None and found.end <= kept):
+        return [found]
+    if kept is None or kept <= found.begin:
+        return [replace(found, use=Use.LOST)]
+    return [replace(found, end=kept), replace(found, use=Use.LOST, begin=kept)]
 
 
 def cost(events: Iterable[Event], *, now: datetime, slots: int) -> Cost:
     """Slot-seconds up to ``now``. ``slots`` is the gang's size where the log does not say it."""
     meter = _Meter()
-    sealed: datetime | None = None
     current = 0
     for event in events:
         if event.kind is Kind.RESERVE_INTENDED:
             current = int(event.body["placement"])
+        elif event.kind is Kind.CHECKPOINT_REFUSED:
+            _refused(meter, event)
         elif event.placement is not None and event.placement != current:
             continue
         elif event.kind is Kind.PLACED:
             meter.switch(Use.HELD, event.at)
             meter.slots = len(event.body.get("slots", ())) or slots
         elif meter.use is not None:
-            sealed = _count(meter, event, sealed)
+            _count(meter, event)
     if meter.use is not None:
         meter.switch(None, now)
-    return _total(meter)
+    return _total(meter.slices)
 
 
-def _count(meter: _Meter, event: Event, sealed: datetime | None) -> datetime | None:
+def _refused(meter: _Meter, event: Event) -> None:
+    """A driver's refusal names the checkpoint that is used instead; an agent's names none."""
+    if "chosen" in event.body:
+        chosen = event.body["chosen"]
+        meter.fall_back(None if chosen is None else int(chosen["step"]))
+
+
+def _count(meter: _Meter, event: Event) -> None:
     match event.kind:
         case Kind.GO_INTENDED:
             meter.switch(Use.STARTING, event.at)
-            return None
         case Kind.RUNNING:
             if meter.use is Use.STARTING:
                 meter.switch(Use.TRAINING, event.at)
         case Kind.CHECKPOINT_SEALED:
-            return event.at
+            meter.seal(int(event.body["step"]), event.at)
         case Kind.ATTEMPT_ENDED:
-            if not event.body.get("ok"):
-                meter.lose(sealed, event.at)
             meter.switch(Use.STOPPING if event.body.get("ok") else Use.HELD, event.at)
+            if not event.body.get("ok"):
+                meter.lose()
         case Kind.END_INTENDED:
             if meter.use is not Use.TRAINING:  # a save-stop goes on training until it is saved
                 meter.switch(Use.STOPPING, event.at)
@@ -101,17 +128,18 @@ def _count(meter: _Meter, event: Event, sealed: datetime | None) -> datetime | N
             meter.switch(None, event.at)
         case _:
             pass
-    return sealed
 
 
-def _total(meter: _Meter) -> Cost:
+def _total(slices: Iterable[_Slice]) -> Cost:
     parts = dict.fromkeys(Use, timedelta())
-    total = timedelta()
-    for use, length, slots in meter.slices:
-        parts[use] += length * slots
-        total += length * slots
+    total = wall = timedelta()
+    for found in slices:
+        length = found.end - found.begin
+        parts[found.use] += length * found.slots
+        total += length * found.slots
+        wall += length
     return Cost(
         by_use={use: part.total_seconds() for use, part in parts.items()},
         total_s=total.total_seconds(),
-        wall_s=meter.wall.total_seconds(),
+        wall_s=wall.total_seconds(),
     )

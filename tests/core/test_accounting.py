@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ffdl_airflow.core.accounting import Cost, Use, cost
 from ffdl_airflow.core.events import Event, Kind, NewEvent, recorded
-from ffdl_airflow.testing.builders import T0
+from ffdl_airflow.testing.builders import T0, LogBuilder
 
 
 def log_of(*entries: tuple[Any, ...]) -> list[Event]:
@@ -78,7 +78,9 @@ def test_what_came_after_the_last_checkpoint_of_a_failed_attempt_is_lost() -> No
     [(None, 0, 44), (25, 7, 37), (62, 44, 0), (90, 44, 0), (5, 0, 44)],
 )
 def test_where_the_loss_begins(sealed: float | None, training: float, lost: float) -> None:
-    seals = [] if sealed is None else [(sealed, Kind.CHECKPOINT_SEALED, {"placement": 1})]
+    seals = (
+        [] if sealed is None else [(sealed, Kind.CHECKPOINT_SEALED, {"placement": 1, "step": 1})]
+    )
     log = log_of(*FIRST, *seals, (62, Kind.ATTEMPT_ENDED, {"placement": 1, "ok": False}),
                  (62, Kind.RELEASED, {"placement": 1}))  # fmt: skip
     found = spent(log, now=62, slots=1).by_use
@@ -141,11 +143,16 @@ BODIES = {
     Kind.PLACED: st.fixed_dictionaries({"slots": st.lists(st.integers(0, 9), max_size=5)}),
     Kind.ATTEMPT_ENDED: st.fixed_dictionaries({"ok": st.booleans()}),
     Kind.GO_INTENDED: st.just({"attempt": 1}),
+    Kind.CHECKPOINT_SEALED: st.fixed_dictionaries({"step": st.integers(1, 5)}),
+    Kind.CHECKPOINT_REFUSED: st.fixed_dictionaries(
+        {"chosen": st.none() | st.fixed_dictionaries({"step": st.integers(1, 5)})}
+    ),
 }
 USED = [
     Kind.RESERVE_INTENDED, Kind.PLACED, Kind.RESERVED, Kind.GO_INTENDED, Kind.RUNNING,
     Kind.CHECKPOINT_SEALED, Kind.ATTEMPT_ENDED, Kind.END_INTENDED, Kind.RELEASED, Kind.HOLD_EXPIRED,
-    Kind.STOP_WANTED, Kind.VERDICT,
+    Kind.STOP_WANTED, Kind.CHECKPOINT_REFUSED,
+    Kind.VERDICT,
 ]  # fmt: skip
 entry = st.sampled_from(USED).flatmap(
     lambda kind: st.tuples(
@@ -171,3 +178,34 @@ def test_the_parts_add_up_exactly(entries: list[Any], now: int, slots: int) -> N
     assert all(part >= 0 for part in micro)
     gangs = [len(e.body.get("slots", ())) or slots for e in log if e.kind is Kind.PLACED] or [slots]
     assert min(gangs) * found.wall_s - 1e-6 <= found.total_s <= max(gangs) * found.wall_s + 1e-6
+
+
+def test_what_a_refused_checkpoint_held_is_lost() -> None:
+    """Two checkpoints; the newer one turns out bad, so the training after the older one is lost."""
+    log = LogBuilder()
+    log.add(Kind.VALIDATED, 0)
+    log.add(Kind.MOVER_INTENDED, 0)
+    log.add(Kind.DATA_READY, 0)
+    log.add(Kind.RESERVE_INTENDED, 0, placement=1)
+    log.add(Kind.PLACED, 0, placement=1, slots=[0, 1])
+    log.add(Kind.RESERVED, 0, placement=1)
+    log.add(Kind.GO_INTENDED, 10, placement=1, attempt=1)
+    log.add(Kind.RUNNING, 12, placement=1)
+    log.add(Kind.CHECKPOINT_SEALED, 20, placement=1, step=100)
+    log.add(Kind.CHECKPOINT_SEALED, 40, placement=1, step=200)
+    log.add(Kind.ATTEMPT_ENDED, 50, placement=1, ok=False)
+    before = cost(log.events, now=T0 + timedelta(seconds=50), slots=2)
+    assert (before.by_use[Use.TRAINING], before.by_use[Use.LOST]) == (56.0, 20.0)
+    log.add(Kind.CHECKPOINT_REFUSED, 55, step=200, chosen={"step": 100, "path": "/c"})
+    after = cost(log.events, now=T0 + timedelta(seconds=60), slots=2)
+    assert (after.by_use[Use.TRAINING], after.by_use[Use.LOST]) == (16.0, 60.0)
+    log.add(Kind.CHECKPOINT_REFUSED, 56, step=100, chosen=None)
+    nothing = cost(log.events, now=T0 + timedelta(seconds=60), slots=2)
+    assert (nothing.by_use[Use.TRAINING], nothing.by_use[Use.LOST]) == (0.0, 76.0)
+    assert nothing.total_s == 120.0 == sum(nothing.by_use.values())
+
+
+def test_a_save_that_failed_loses_nothing_by_itself() -> None:
+    log = LogBuilder()
+    log.add(Kind.CHECKPOINT_REFUSED, 5, placement=1, path="/c", reason="no space")
+    assert cost(log.events, now=T0, slots=1).total_s == 0.0
