@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, NamedTuple, Optional
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 __all__ = [
     "CheckpointError",
@@ -189,7 +189,7 @@ class _Link:
         self._pending = False
         self._step: Optional[int] = None
         self._samples: Optional[float] = None
-        self._metrics: Dict[str, Any] = {}
+        self._metrics: Dict[str, Tuple[Any, Optional[int]]] = {}
         self._unsent = b""
         self._received = b""
         self._save_asked = False
@@ -213,9 +213,10 @@ class _Link:
         if samples is not None:
             self._samples = (self._samples or 0.0) + samples
         if loss is not None:
-            self._metrics["loss"] = loss
+            self._metrics["loss"] = loss, self._step
         if metrics:
-            self._metrics.update(metrics)
+            for name, value in metrics.items():
+                self._metrics[name] = value, self._step
         self._pending = True
         changed, self.doing = doing != self.doing, doing
         if now or changed or time.monotonic() >= self._send_at:
@@ -230,13 +231,15 @@ class _Link:
                 self._after_fork()
             self._pending = False
             self._send_at = time.monotonic() + SEND_EVERY_S
+            metrics = _numbers(self._metrics)
             self._send(
                 {
                     "t": "progress",
-                    "step": None if self._step is None else int(self._step),
+                    "step": _whole(self._step),
                     "doing": self.doing,
                     "samples": self._samples,
-                    "metrics": _numbers(self._metrics),
+                    "metrics": metrics,
+                    "metric_steps": {name: _whole(self._metrics[name][1]) for name in metrics},
                 }
             )
 
@@ -293,7 +296,8 @@ class _Link:
                 self._receive(min(left_s, 1.0))
             answer = self._answers.pop(step)
         if answer.get("note"):
-            print("ffdl: %s" % answer["note"], file=sys.stderr, flush=True)
+            sys.stderr.write("ffdl: %s\n" % answer["note"])
+            sys.stderr.flush()
         if not answer.get("ok"):
             shutil.rmtree(str(path), ignore_errors=True)
             message = "checkpoint of step %d was refused: %s" % (step, answer.get("error"))
@@ -381,9 +385,13 @@ class _Link:
         self._socket = None
 
 
-def _numbers(metrics: Dict[str, Any]) -> Dict[str, Optional[float]]:
+def _whole(step: Optional[int]) -> Optional[int]:
+    return None if step is None else int(step)
+
+
+def _numbers(metrics: Dict[str, Tuple[Any, Optional[int]]]) -> Dict[str, Optional[float]]:
     found: Dict[str, Optional[float]] = {}
-    for name, value in metrics.items():
+    for name, (value, _) in metrics.items():
         try:
             number = float(value)
         except (TypeError, ValueError):

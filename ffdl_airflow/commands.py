@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,14 +27,15 @@ from ffdl_airflow.core.job import TrainingJob, job_id_for
 from ffdl_airflow.core.lifecycle import JobState, Phase, fold
 from ffdl_airflow.core.manifests.ffdl import read_job, read_yaml
 from ffdl_airflow.engines.base import SupportsTail
-from ffdl_airflow.settings import from_environment
+from ffdl_airflow.ledger.base import JobRow
+from ffdl_airflow.settings import default_ledger_url, from_environment
 from ffdl_airflow.stages import look, wishes
 from ffdl_airflow.stages.advance import Driver, Ended, Outcome
 from ffdl_airflow.stages.deps import Deps
 from ffdl_airflow.stages.drive import drive
 from ffdl_airflow.stages.paths import resolve_paths
 from ffdl_airflow.stages.reap import reap
-from ffdl_airflow.stages.submit import check, submit, user_name
+from ffdl_airflow.stages.submit import check, submit, user_name, warnings
 
 _FOLLOW_S = 0.3
 """Time between two looks at a log that is followed. Chosen."""
@@ -47,12 +48,15 @@ Options = argparse.Namespace
 
 def validate(options: Options) -> int:
     """Check a manifest against this installation; create nothing."""
-    job = _read_manifest(options.file)
-    check(_deps(), job, job_id=job_id_for(job.metadata.name, "validate"))
-    limit = job.spec.time_limit_s
-    text = f"{options.file}: valid; {job.spec.gang_size} replicas, {job.spec.total_gpus} GPUs"
+    job, deps = _read_manifest(options.file), _deps()
+    check(deps, job, job_id=job_id_for(job.metadata.name, "validate"))
+    limit, told = job.spec.time_limit_s, warnings(deps, job)
+    size = report.count(job.spec.gang_size, "replica")
+    text = f"{options.file}: valid; {size}, {report.count(job.spec.total_gpus, 'GPU')}"
     text += f", time limit {f'{limit:.0f} s of running' if limit else 'none'}"
-    console.answer(text, {"valid": True, "spec": job.document()}, output=options.output)
+    document = {"valid": True, "warnings": told, "spec": job.document()}
+    console.answer(text, document, output=options.output)
+    _warn(told)
     return 0
 
 
@@ -62,12 +66,14 @@ def run(options: Options) -> int:
     if options.job is not None:
         _events(deps, options.job)
     job = _read_manifest(options.file) if options.file else None
-    job_id = options.job or _new_id(deps, job)
+    begun = options.job is not None
+    job_id = options.job = options.job or _new_id(deps, job)
     with _only_driver(deps, job_id):
-        if options.job is not None:
+        if begun:
             _continue(deps, job_id, job)
         beside = console.beside(options.output)
         console.line(f"job {job_id}", to=beside)
+        _warn(warnings(deps, job) if job else [])
         with console.ProgressDisplay(beside) as display:
             goal = Goal(options.until)
             outcome = drive(deps, Driver(deps, job_id), goal, on_wait=display.waits)
@@ -76,9 +82,11 @@ def run(options: Options) -> int:
 
 
 def get(options: Options) -> int:
-    """List jobs, or show one."""
-    deps = _deps()
-    rows = deps.ledger.jobs(options.job)
+    """List jobs, or show one. An installation that there is not yet stays so."""
+    rows: Sequence[JobRow] = ()
+    if _installed():
+        deps = _deps()
+        rows = deps.ledger.jobs(options.job)
     if options.job and not rows:
         raise NotFoundError(f"there is no job {options.job}")
     now = datetime.now(timezone.utc)
@@ -120,8 +128,9 @@ def logs(options: Options) -> int:
         while True:
             block = file.read(1 << 16)
             if block:
-                sys.stdout.buffer.write(block)
-                sys.stdout.flush()
+                with console.writing():
+                    sys.stdout.buffer.write(block)
+                    sys.stdout.flush()
             elif last:
                 return 0
             elif not (last := _is_over(deps, options.job)):  # what came since is still to be read
@@ -143,7 +152,8 @@ def evidence(options: Options) -> int:
     verdict = json.loads((folder / "verdict.json").read_text())
     paths = sorted((folder / "ranks").iterdir(), key=lambda path: int(path.stem))
     tails = {path.stem: path.read_text(errors="replace") for path in paths}
-    document = {"attempt": number, "verdict": verdict, "tails": tails, "folder": str(folder)}
+    document = {"job": options.job, "attempt": number, "verdict": verdict, "tails": tails,
+                "folder": str(folder)}  # fmt: skip
     console.answer(report.evidence_text(document), document, output=options.output)
     return 0
 
@@ -160,6 +170,8 @@ def stop(options: Options) -> int:
     reason = f": {state.reason}" if state.reason else ""
     text = f"{options.job} {before}{state.phase}{reason}"
     document = {"job": options.job, "phase": str(state.phase), "reason": state.reason}
+    if state.phase is Phase.STOPPED:
+        text += f". Next: `ffdl run --job {options.job}` goes on"
     console.answer(text, document, output=options.output)
     return 0
 
@@ -203,6 +215,19 @@ def registry(options: Options) -> int:
     return 0
 
 
+def _installed() -> bool:
+    """Whether there is a ledger to read. One outside the state directory is asked in any case."""
+    settings = from_environment()
+    services.require_engine(settings)
+    own = settings.ledger_url == default_ledger_url(settings.state_dir)
+    return not own or settings.state_dir.exists()
+
+
+def _warn(texts: Sequence[str]) -> None:
+    for text in texts:
+        console.line(f"ffdl: warning: {text}", to=sys.stderr)
+
+
 def _deps() -> Deps:
     return services.deps(from_environment(), source={"user": user_name()})
 
@@ -235,6 +260,12 @@ def _new_id(deps: Deps, job: TrainingJob | None) -> str:
 def _continue(deps: Deps, job_id: str, job: TrainingJob | None) -> None:
     """``run --job``: a job that has ended begins again from its newest checkpoint."""
     state = fold(job_id, _events(deps, job_id))
+    if state.phase is Phase.SUCCEEDED and job is not None and job.document() != state.spec:
+        raise UserError(
+            f"-f: found another spec than that of job {job_id}, which has succeeded; allowed: the "
+            "same one: a finished job is not run again",
+            next_step="leave out --job: that starts a new job",
+        )
     if job is not None:
         state = submit(deps, job, job_id=job_id, owner=_owner())
     elif state.owner.get("key") != _owner()["key"] and not state.terminal:
@@ -263,7 +294,7 @@ def _ended(job_id: str, state: JobState) -> FfdlError:
     """A job that is over without having reached the goal, as an error."""
     cause = f"job {job_id} {state.phase}: {state.reason}"
     if state.phase is Phase.STOPPED:
-        return JobStopped(cause, next_step=f"`ffdl run --job {job_id}` goes on with it")
+        return JobStopped(cause, next_step=f"`ffdl run --job {job_id}` goes on")
     verdict = state.verdict or {}
     ran = f"`ffdl evidence {job_id}`, `ffdl logs {job_id}`"
     return TrainingFailed(
@@ -317,16 +348,34 @@ def _log_path(deps: Deps, options: Options) -> str:
     paths = deps.engine.log_paths(options.job)
     attempt = options.attempt or max((key[1] for key in paths), default=0)
     found = [path for key, path in paths.items() if key[1:] == (attempt, options.rank)]
+    if not paths:
+        raise NotFoundError(f"{options.job} has no logs: no attempt has started yet",
+                            next_step=f"see `ffdl events {options.job}`")  # fmt: skip
     if not found:
-        have = ", ".join(f"attempt {a} rank {r}" for _, a, r in sorted(paths)) or "none"
+        have = ", ".join(f"attempt {a} rank {r}" for _, a, r in sorted(paths))
         raise NotFoundError(f"{options.job} has no log of attempt {attempt} rank {options.rank}",
                             next_step=f"there are: {have}")  # fmt: skip
     return found[-1]
 
 
+def _number_from(least: int) -> Callable[[str], int]:
+    """A reader of arguments: whole numbers from ``least`` on."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            message = f"found {text}, allowed: a whole number, at least {least}"
+            raise argparse.ArgumentTypeError(message)
+        return int(text)
+
+    return read
+
+
 Spec = tuple[tuple[str, ...], dict[str, Any]]
 _JOB: Spec = (("job",), {"metavar": "JOB", "help": "job id"})
-_ATTEMPT: Spec = (("--attempt",), {"type": int, "help": "number of the attempt (the newest)"})
+_ATTEMPT: Spec = (
+    ("--attempt",),
+    {"type": _number_from(1), "help": "number of the attempt (the newest)"},
+)
 _GOALS = [goal.value for goal in Goal if goal is not Goal.RELEASE]
 TABLE: tuple[tuple[str, str, Callable[[Options], int], tuple[Spec, ...]], ...] = (
     ("validate", "check a manifest; create nothing", validate,
@@ -340,7 +389,7 @@ TABLE: tuple[tuple[str, str, Callable[[Options], int], tuple[Spec, ...]], ...] =
     ("describe", "tell a job's story", describe, (_JOB,)),
     ("events", "print a job's events", events, (_JOB,)),
     ("logs", "print the log of a rank", logs,
-     (_JOB, (("--rank",), {"type": int, "default": 0, "help": "rank (0)"}), _ATTEMPT,
+     (_JOB, (("--rank",), {"type": _number_from(0), "default": 0, "help": "rank (0)"}), _ATTEMPT,
       (("-f", "--follow"), {"action": "store_true", "help": "until the attempt ends"}))),
     ("evidence", "show why an attempt failed", evidence, (_JOB, _ATTEMPT)),
     ("stop", "stop a job, after a save", stop,
@@ -349,5 +398,5 @@ TABLE: tuple[tuple[str, str, Callable[[Options], int], tuple[Spec, ...]], ...] =
     ("reap", "end placements that no job needs", reap_, ()),
     ("registry", "list models, or show a version", registry,
      ((("name",), {"nargs": "?", "help": "model (all)"}),
-      (("version",), {"nargs": "?", "type": int, "help": "version (all)"}))),
+      (("version",), {"nargs": "?", "type": _number_from(1), "help": "version (all)"}))),
 )  # fmt: skip

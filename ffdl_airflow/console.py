@@ -5,17 +5,19 @@ For: people and pipes. Not for: deciding anything.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any, TextIO
 
 import yaml
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from ffdl_airflow.core.lifecycle import JobState
+from ffdl_airflow.core.errors import InfrastructureError
+from ffdl_airflow.core.lifecycle import TERMINAL, JobState, Phase
 from ffdl_airflow.core.quantities import format_bytes, format_duration
 from ffdl_airflow.ledger.base import JobRow
 from ffdl_airflow.stages.advance import Waits
@@ -23,46 +25,87 @@ from ffdl_airflow.stages.advance import Waits
 _EVERY_S = 5.0
 """Time between two plain progress lines of the same phase. Chosen."""
 _FOR_PROGRAMS = ("json", "yaml")
+_MAY_SHRINK = ("text", "reason", "why", "generation", "model", "name")
+"""Columns that are shortened where a terminal is too narrow, in this order. All others stay whole:
+people copy from them."""
+_SHORTEST = 10
+"""Cells that are left of a shortened column. Chosen."""
+_HASH_SHOWN = 12
+_SECOND = len("2026-03-01T22:00:00")
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], *, output: str, columns: Sequence[str]) -> None:
-    """A table for people, or all of the rows as JSON or YAML."""
+def print_rows(rows: Sequence[Mapping[str, Any]], *, output: str, columns: Sequence[str],
+               screen: Console | None = None) -> None:  # fmt: skip
+    """A table for people, or all of the rows as JSON or YAML.
+
+    On a terminal (``screen``, else standard output where it is one) long texts are shortened to its
+    width; in a pipe nothing is.
+    """
     if output == "json":
-        sys.stdout.write(json.dumps(list(rows), indent=2, sort_keys=True, default=str) + "\n")
+        _write(json.dumps(list(rows), indent=2, sort_keys=True, default=str) + "\n")
         return
     if output == "yaml":
         plain = json.loads(json.dumps(list(rows), default=str))
-        sys.stdout.write(yaml.safe_dump(plain, sort_keys=True))
+        _write(yaml.safe_dump(plain, sort_keys=True))
         return
     cells = [["-" if row.get(c) in (None, "") else str(row[c]) for c in columns] for row in rows]
+    cells = [[" ".join(cell.split()) for cell in texts] for texts in cells]
     head = [column.upper() for column in columns]
-    if not sys.stdout.isatty():
-        _print_plain([head, *cells])
+    if screen is None and sys.stdout.isatty():
+        screen = Console()
+    if screen is None:
+        for text in _lines([head, *cells], _widths([head, *cells])):
+            _write(text + "\n")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in head:
-        table.add_column(name, no_wrap=name != head[-1])
-    for texts in cells:
-        table.add_row(*map(Text, texts))
-    Console().print(table)
+    cells = [
+        [_brief(name, cell) for name, cell in zip(columns, texts, strict=True)] for texts in cells
+    ]
+    widths = _fitted(columns, _widths([head, *cells]), screen.width)
+    for number, text in enumerate(_lines([head, *cells], widths)):
+        screen.print(Text(text, style="" if number else "bold"), soft_wrap=True)
 
 
-def _print_plain(rows: Sequence[Sequence[str]]) -> None:
-    """Columns of text: no colour, nothing cut off, no spaces at the end."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+
+
+def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str]:
+    """Columns of text, with no spaces at the end; what is longer than its column is shortened."""
     for row in rows:
         pairs = zip(row, widths, strict=True)
-        text = "  ".join(" ".join(cell.split()).ljust(width) for cell, width in pairs)
-        sys.stdout.write(text.rstrip() + "\n")
+        yield "  ".join(_fit(cell, width) for cell, width in pairs).rstrip()
+
+
+def _fit(cell: str, width: int) -> str:
+    shortened = cell if cell_len(cell) <= width else set_cell_size(cell, width - 1).rstrip() + "…"
+    return set_cell_size(shortened, width)
+
+
+def _brief(column: str, cell: str) -> str:
+    """Identities and times as they are read: 12 digits of a hash, a time to the second in UTC."""
+    if column == "sha256":
+        return cell[:_HASH_SHOWN]
+    return f"{cell[:_SECOND]}Z" if column in ("at", "createdAt") and cell != "-" else cell
+
+
+def _fitted(columns: Sequence[str], widths: Sequence[int], room: int) -> list[int]:
+    """Widths for a terminal. What still does not fit goes on in its next line: nothing is lost."""
+    fitted = list(widths)
+    for name in _MAY_SHRINK:
+        over = sum(fitted) + 2 * (len(fitted) - 1) - room
+        if over > 0 and name in columns:
+            at = columns.index(name)
+            fitted[at] = max(min(fitted[at], _SHORTEST), fitted[at] - over)
+    return fitted
 
 
 def print_document(document: Mapping[str, Any], *, output: str) -> None:
     """One document: YAML for people, JSON where asked for."""
     if output == "json":
-        sys.stdout.write(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
+        _write(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
         return
     plain = json.loads(json.dumps(document, default=str))
-    sys.stdout.write(yaml.safe_dump(plain, sort_keys=False))
+    _write(yaml.safe_dump(plain, sort_keys=False))
 
 
 def answer(text: str, document: Mapping[str, Any], *, output: str) -> None:
@@ -81,8 +124,28 @@ def beside(output: str) -> TextIO:
 def line(text: str, *, to: TextIO | None = None) -> None:
     """One line at once, also into a pipe."""
     to = to or sys.stdout
-    to.write(text + "\n")
-    to.flush()
+    with writing():
+        to.write(text + "\n")
+        to.flush()
+
+
+def _write(text: str) -> None:
+    with writing():
+        sys.stdout.write(text)
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Raise InfrastructureError where output cannot be written; a reader that has gone is none."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InfrastructureError(
+            f"the output cannot be written: {error.strerror}",
+            next_step="make room where it goes, or send it elsewhere; jobs are not touched by this",
+        ) from error
 
 
 class ProgressDisplay:
@@ -105,7 +168,9 @@ class ProgressDisplay:
             self._live.stop()
 
     def phases(self, state: JobState) -> None:
-        """Print the phases that are new."""
+        """Print the phases that are new; what the last one waited for is over then."""
+        if self._live is not None and self._shown < len(state.story):
+            self._live.update("")
         for number in range(self._shown, len(state.story)):
             phase, at = state.story[number]
             since = at - state.story[0][1]
@@ -132,7 +197,7 @@ class ProgressDisplay:
     @staticmethod
     def _text(outcome: Waits) -> str:
         status = outcome.wait.status or {}
-        if status.get("step") is None:
+        if status.get("step") is None or outcome.state.phase is not Phase.RUNNING:
             return outcome.wait.what
         numbers = ", ".join(
             f"{name} {value:.4g}" for name, value in (status.get("metrics") or {}).items()
@@ -154,7 +219,7 @@ def job_row(row: JobRow, now: datetime) -> dict[str, Any]:
         "name": summary["name"],
         "phase": summary["phase"],
         "replicas/gpus": f"{summary['replicas']}/{summary['gpus']}",
-        "utilization": utilization(row.status),
+        "utilization": utilization(row.status, ended=summary["phase"] in set(map(str, TERMINAL))),
         "duration": format_duration((until - started).total_seconds()),
         "generation": ",".join(f"{k}={v}" for k, v in sorted(generations.items())),
         "model": f"{model['name']}:{model['version']}" if model else None,
@@ -166,12 +231,15 @@ def job_row(row: JobRow, now: datetime) -> dict[str, Any]:
     }
 
 
-def utilization(status: Mapping[str, Any] | None) -> str | None:
-    """Mean GPU use of the ranks, else their CPU use; None where nobody has measured."""
-    ranks = (status or {}).get("ranks") or []
+def utilization(status: Mapping[str, Any] | None, *, ended: bool = False) -> str | None:
+    """Mean GPU use of the ranks, else their CPU use; None where nobody has measured.
+
+    Of a job that has ``ended``: the last sample while it ran; a rank that has gone uses nothing.
+    """
+    ranks = [rank for rank in (status or {}).get("ranks") or [] if rank.get("state") != "exited"]
     for key, name in (("gpu_percent", "GPU"), ("cpu_percent", "CPU")):
         values = [rank[key] for rank in ranks if rank.get(key) is not None]
-        if values:
+        if values and (any(values) or not ended):
             return f"{name} {sum(values) / len(values):.0f}%"
     return None
 

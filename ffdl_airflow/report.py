@@ -76,7 +76,7 @@ def attempts(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def evidence_text(document: Mapping[str, Any]) -> str:
-    """Why an attempt failed, for people: cause, class, what to do now, and the ends of its logs."""
+    """Why an attempt failed, for people: class, cause, what to do now, and the ends of its logs."""
     verdict = document["verdict"]
     rank = verdict.get("rank")
     where = "" if rank is None else f" (rank {rank}, {verdict['replica']})"
@@ -106,7 +106,8 @@ _REASONS = ("reason", "cause", "text", "why", "by")
 _Texts = Callable[[Mapping[str, Any]], Iterable[Any]]
 
 
-def _count(number: object, name: str) -> str:
+def count(number: object, name: str) -> str:
+    """``1 replica``, ``2 replicas``, ``2 processes``."""
     ending = "" if number == 1 else "es" if name.endswith("s") else "s"
     return f"{number} {name}{ending}"
 
@@ -131,7 +132,7 @@ def _refused(body: Mapping[str, Any]) -> Iterable[Any]:
     if "chosen" in body:
         chosen = body["chosen"]
         yield "nothing older is left" if chosen is None else f"step {chosen['step']} is used"
-        yield f"{_count(body.get('lost_steps', 0), 'step')} lost"
+        yield f"{count(body.get('lost_steps', 0), 'step')} lost"
 
 
 def _sealed(body: Mapping[str, Any]) -> Iterable[Any]:
@@ -170,15 +171,16 @@ def _progress(body: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _validated(body: Mapping[str, Any]) -> Iterable[Any]:
-    yield _count(body.get("replicas"), "replica")
-    yield _count(body.get("gpus"), "GPU")
+    yield count(body.get("replicas"), "replica")
+    yield count(body.get("gpus"), "GPU")
     limit = body.get("time_limit_s")
     yield None if limit is None else f"{format_duration(limit)} of running at most"
+    yield from body.get("warnings", ())
 
 
 def _released(body: Mapping[str, Any]) -> Iterable[Any]:
     yield body.get("why")
-    yield f"{_count(body['killed'], 'process')} had to be killed" if body.get("killed") else None
+    yield f"{count(body['killed'], 'process')} had to be killed" if body.get("killed") else None
 
 
 def _submitted(body: Mapping[str, Any]) -> Iterable[Any]:

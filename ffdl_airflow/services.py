@@ -49,9 +49,7 @@ def deps(settings: Settings, *, source: Mapping[str, Any] | None = None) -> Deps
 
 def engine(settings: Settings) -> Engine:
     """The engine by its name."""
-    if settings.engine not in ENGINES:
-        problem = FieldProblem("engine", repr(settings.engine), ", ".join(ENGINES))
-        raise SpecError([problem], source="[ffdl]")
+    require_engine(settings)
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     return LocalEngine(
         LocalSettings(
@@ -61,6 +59,13 @@ def engine(settings: Settings) -> Engine:
             installation_key=installation_key(settings.state_dir),
         )
     )
+
+
+def require_engine(settings: Settings) -> None:
+    """Refuse a name that no engine has."""
+    if settings.engine not in ENGINES:
+        problem = FieldProblem("engine", repr(settings.engine), ", ".join(ENGINES))
+        raise SpecError([problem], source="[ffdl]")
 
 
 def registry(settings: Settings) -> DirectoryRegistry:

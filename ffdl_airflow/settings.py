@@ -42,6 +42,11 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     return Path(base) / "ffdl"
 
 
+def default_ledger_url(state_dir: Path) -> str:
+    """A SQLite file in the state directory."""
+    return f"sqlite:///{state_dir / 'ledger.db'}"
+
+
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
     """Settings of the command line: ``FFDL_<KEY>`` in the environment, else the defaults."""
     environ = os.environ if environ is None else environ
@@ -61,7 +66,7 @@ def from_values(values: Mapping[str, str], *, state_dir: Path) -> Settings:
         raise SpecError([FieldProblem("slots", str(slots), "at least 1")], source="[ffdl]")
     return Settings(
         state_dir=state,
-        ledger_url=values.get("ledger_url") or f"sqlite:///{state / 'ledger.db'}",
+        ledger_url=values.get("ledger_url") or default_ledger_url(state),
         cache_dir=Path(values.get("cache_dir") or state / "cache").expanduser().absolute(),
         checkpoint_root=_path(values, "checkpoint_root", state / "checkpoints"),
         model_root=_path(values, "model_root", state / "models"),

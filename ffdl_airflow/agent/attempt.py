@@ -153,7 +153,7 @@ class Attempt:
 
     def on_sealed(self, step: int) -> None:
         """A checkpoint is safe: what a stop with save was waiting for."""
-        self.record.last_checkpoint = step
+        self.record.last_checkpoint = max(self.record.last_checkpoint or 0, step)
         if self.phase == SAVING:
             self._stop_saving()
 

@@ -7,6 +7,7 @@ and the others are dropped; with more shards the parts are moved together. Direc
 trainer writes on its own are sealed once they have not changed for two heartbeats.
 """
 
+import functools
 import os
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
@@ -55,6 +56,7 @@ class Checkpoints:
         self._compared: Set[str] = set()
         self._warned: Set[str] = set()
         self._parts: Dict[int, List[Part]] = {}
+        self._writers: Dict[int, Set[str]] = {}
         self._aborted: Dict[int, int] = {}
         self._queue: Deque[Job] = deque()
         self._working = False
@@ -85,6 +87,7 @@ class Checkpoints:
         self._warned.clear()
         self.warnings.clear()
         self._parts.clear()
+        self._writers.clear()
         self._aborted.clear()
         self._seen.clear()
 
@@ -99,9 +102,14 @@ class Checkpoints:
             self._aborted[step] -= 1
             self._refuse(Job(step, [part]), "another rank gave its part up")
             return
+        if part.writer not in self._writers.get(step, {part.writer}):
+            text = "more than %d ranks save it: pass shards=k, with k the number of them" % shards
+            self._refuse(Job(step, [part]), text)
+            return
         parts = self._parts.setdefault(step, [])
         parts[:] = [other for other in parts if other.writer != part.writer] + [part]
         if len(parts) >= shards:
+            self._writers[step] = {other.writer for other in parts}
             self._add(Job(step, self._parts.pop(step)))
 
     def aborted(self, replica: str, report: Dict[str, Any]) -> None:
@@ -130,7 +138,7 @@ class Checkpoints:
         if error is not None:
             log("%s cannot be read: %s" % (self._plan.checkpoint_dir, error))
             return
-        for step, now in found.items():
+        for step, now in sorted(found.items()):
             if self._known.get(step) == now or not now:
                 continue
             before, beats = self._seen.get(step, (None, 0))
@@ -258,7 +266,8 @@ class Checkpoints:
         self._sealed.add(job.step)
         if job.parts:
             self._sealed_by[job.step] = job.parts[0]
-        self.newest = {"step": job.step, "at": protocol.now_iso()}
+        if job.step == max(self._sealed):
+            self.newest = {"step": job.step, "at": protocol.now_iso()}
         self._journal.append(
             protocol.J_CHECKPOINT, self._attempt, body, durable=lambda: self._expire(job, body)
         )
@@ -290,9 +299,9 @@ class Checkpoints:
         )  # fmt: skip
         for part in job.parts:
             self._answer(part, {"ok": False, "step": job.step, "error": reason})
-        folders = [part.folder for part in job.parts]
-        if folders:
-            self._loop.in_thread(lambda: [sealing.remove(f) for f in folders], lambda _r, _e: None)
+        for folder in [part.folder for part in job.parts]:
+            remove = functools.partial(sealing.remove, folder)
+            self._loop.in_thread(remove, lambda _r, _e: None)
 
     def _finished(self) -> None:
         self._queue.popleft()

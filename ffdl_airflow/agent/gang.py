@@ -269,6 +269,8 @@ class Gang:
         self._progress_at, self._progress_step = now, known["step"]
         body = {"step": known["step"], "samples_per_s": known["samples_per_s"]}
         body.update(known["metrics"])
+        if known["last_metrics"]:
+            body["last_metrics"] = known["last_metrics"]
         self._journal.append(protocol.J_PROGRESS, self._last_attempt, body)
 
     def _document(self) -> Dict[str, Any]:

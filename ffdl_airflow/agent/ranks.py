@@ -31,6 +31,7 @@ class Progress:
         self.step: Optional[int] = None
         self.doing: Optional[str] = None
         self.metrics: Dict[str, Optional[float]] = {}
+        self.metric_steps: Dict[str, Optional[int]] = {}
         self._samples: Deque[Tuple[float, float]] = deque()
         self.at: Optional[str] = None
         self.step_at: Optional[str] = None
@@ -41,15 +42,25 @@ class Progress:
         self._base: Optional[float] = None
 
     def take(
-        self, step: Optional[int], *, doing: Optional[str], metrics: Dict[str, Optional[float]]
+        self,
+        step: Optional[int],
+        *,
+        doing: Optional[str],
+        metrics: Dict[str, Optional[float]],
+        metric_steps: Optional[Dict[str, Optional[int]]] = None,
     ) -> None:
-        """A rank says that it has done ``step`` or that it does something else now."""
+        """A rank says that it has done ``step`` or that it does something else now.
+
+        ``metric_steps``: the step that each metric is of, where that is not ``step``.
+        """
         now = Loop.now()
         self.at = protocol.now_iso()
         if doing is not None and doing != self.doing:
             self.doing = doing
             self._since, self._base = now, None
         self.metrics.update(metrics)
+        self.metric_steps.update(dict.fromkeys(metrics, self.step if step is None else step))
+        self.metric_steps.update(metric_steps or {})
         if step is not None and step != self.step:
             self._advance(step, now)
 
@@ -122,7 +133,8 @@ class RankRecord:
             "first_step": progress.first_step,
             "first_step_at": progress.first_step_at,
             "doing": progress.doing,
-            "metrics": progress.metrics,
+            "metrics": dict(progress.metrics),
+            "metric_steps": dict(progress.metric_steps),
             "samples_per_s": progress.samples_per_s(),
             "step_time_s": progress.step_time_s(),
             "since_step_s": progress.since_step_s(),

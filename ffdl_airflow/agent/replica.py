@@ -236,10 +236,12 @@ def _take_progress(record: RankRecord, message: Dict[str, Any]) -> None:
         for name, value in dict(message.get("metrics") or {}).items()
         if isinstance(value, (int, float))
     }
+    steps = dict(message.get("metric_steps") or {})
     record.progress.take(
         None if step is None else int(step),
         doing=None if doing is None else str(doing),
         metrics=metrics,
+        metric_steps={name: steps[name] for name in metrics if name in steps},
     )
     if message.get("samples") is not None:
         record.progress.samples_are(float(message["samples"]))

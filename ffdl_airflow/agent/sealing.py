@@ -50,7 +50,7 @@ def merge(parts: List[Tuple[str, str]]) -> str:
     for who, folder in parts:
         for name, path in protocol.list_files(folder):
             if name in writers:
-                message = "%s and %s both wrote %s: with shards=%d each rank needs file names of its own"
+                message = "%s and %s both wrote %s: with shards=%d each rank needs names of its own"
                 raise SealError(message % (writers[name], who, name, len(parts)))
             writers[name] = who
             moves.append((path, os.path.join(target, *name.split("/"))))
@@ -77,7 +77,7 @@ def differs(folder: str, sealed: str, *, by_content: bool) -> bool:
         return True
     if not by_content:
         return False
-    return protocol.tree_sha256(protocol.describe_files(folder)) != manifest["sha256"]
+    return protocol.tree_sha256(protocol.describe_files(folder)) != str(manifest["sha256"])
 
 
 def seal(

@@ -67,27 +67,37 @@ class StatusBoard:
 
 
 def figures(views: List[RankView]) -> Document:
-    """What the ranks' rows say together: newest step, the metrics that came with it, the rows."""
-    stepped = [view.row for view in views if view.row["step"] is not None]
+    """What the ranks' rows say together: the newest step, the metrics of that step, the rows.
+
+    ``last_metrics`` has what is known of older steps only: ``{name: {"value", "step"}}``.
+    """
+    rows = sorted((view.row for view in views), key=lambda row: row["rank"])
+    stepped = [row for row in rows if row["step"] is not None]
     newest = max(stepped, key=lambda row: row["step"]) if stepped else None
+    step = newest["step"] if newest else None
     ranks = [
         dict({key: view.row.get(key) for key in PUBLIC_KEYS}, replica=view.replica)
         for view in views
     ]
+    latest = _latest(rows)
     return {
-        "step": newest["step"] if newest else None,
+        "step": step,
         "step_at": newest["step_at"] if newest else None,
-        "metrics": _metrics(views),
-        "samples_per_s": _total([view.row["samples_per_s"] for view in views]),
+        "metrics": {name: m["value"] for name, m in latest.items() if m["step"] == step},
+        "last_metrics": {name: m for name, m in latest.items() if m["step"] != step},
+        "samples_per_s": _total([row["samples_per_s"] for row in rows]),
         "ranks": sorted(ranks, key=lambda row: row["rank"]),
     }
 
 
-def _metrics(views: List[RankView]) -> Dict[str, Any]:
-    """Metrics of all ranks; where several report one, that of the lowest rank counts."""
-    found: Dict[str, Any] = {}
-    for view in sorted(views, key=lambda view: view.row["rank"], reverse=True):
-        found.update(view.row["metrics"])
+def _latest(rows: List[Dict[str, Any]]) -> Dict[str, Dict[str, Any]]:
+    """Each metric of its newest step; where several ranks have that, the lowest rank counts."""
+    found: Dict[str, Dict[str, Any]] = {}
+    for row in rows:
+        for name, value in row["metrics"].items():
+            step = row["metric_steps"].get(name)
+            if name not in found or (step or 0) > (found[name]["step"] or 0):
+                found[name] = {"value": value, "step": step}
     return found
 
 

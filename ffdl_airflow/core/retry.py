@@ -16,6 +16,11 @@ JITTER = 0.2
 """Back-off: 2 s times 2ⁿ, at most 300 s (CONTRACT 7), ± 20 % (chosen)."""
 EARLY_LOSS_LIMIT = 20
 """Losses before any user code ran that end a job (CONTRACT 7)."""
+_NO_ADVANCE = (
+    "look why no checkpoint becomes complete: whether the program saves, how often, and what ends "
+    "the attempts before; then continue the job"
+)
+_EARLY = "look at the events for what is lost before the program starts; then continue the job"
 _NO_BACKOFF = frozenset({FailureClass.PREEMPTED, FailureClass.PREEMPTED_BEFORE_START})
 _DOUBLINGS = 16  # far beyond the ceiling; 2ⁿ of a long history is no float any more
 
@@ -51,9 +56,10 @@ class Restart:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """No further attempt."""
+    """No further attempt. ``next_step``: what a person should do, which fits the reason."""
 
     reason: str
+    next_step: str
 
 
 def decide(verdict: Verdict, history: History) -> Restart | GiveUp:
@@ -61,27 +67,31 @@ def decide(verdict: Verdict, history: History) -> Restart | GiveUp:
     policy = POLICIES[verdict.failure]
     refusal = _refusal(verdict, history)
     if refusal is not None:
-        return GiveUp(refusal)
+        return refusal
     used = f"{history.costly + 1} of backoffLimit {history.backoff_limit}"
     reason = f"{verdict.failure}: {used if policy.costs else 'costs nothing'}"
     return Restart(costs=policy.costs, delay_s=_delay_s(verdict, history), reason=reason)
 
 
-def _refusal(verdict: Verdict, history: History) -> str | None:  # noqa: PLR0911 - one a limit
+def _refusal(verdict: Verdict, history: History) -> GiveUp | None:  # noqa: PLR0911 - one a limit
     policy = POLICIES[verdict.failure]
-    name = verdict.failure.value
+    name, mend = verdict.failure.value, policy.next_step
     if policy.restart == "never":
-        return f"{name} ends the job"
-    if policy.restart == "once" and (verdict.certain or history.same_class_before):
-        return f"{name} does not go away by another attempt"
+        return GiveUp(f"{name} ends the job", mend)
+    if policy.restart == "once" and history.same_class_before:
+        return GiveUp(f"{name}: a second attempt ended the same way", mend)
+    if policy.restart == "once" and verdict.certain:
+        return GiveUp(f"{name} does not go away by another attempt", mend)
     if verdict.failure is FailureClass.UNKNOWN and history.unknown >= UNKNOWN_RESTARTS:
-        return f"{name} for the third time"
+        return GiveUp(f"{name} for the third time", mend)
     if policy.costs and history.costly >= history.backoff_limit:
-        return f"backoffLimit {history.backoff_limit} is used up"
+        reason = f"backoffLimit {history.backoff_limit} is used up"
+        return GiveUp(reason, f"{mend}; then continue the job, if need be with more backoffLimit")
     if verdict.ran and history.no_advance + 1 >= history.no_advance_limit:
-        return f"{history.no_advance + 1} attempts in a row without a newer valid checkpoint"
+        reason = f"{history.no_advance + 1} attempts in a row without a newer valid checkpoint"
+        return GiveUp(reason, _NO_ADVANCE)
     if not verdict.ran and history.early_losses + 1 >= EARLY_LOSS_LIMIT:
-        return f"lost {EARLY_LOSS_LIMIT} times before any user code ran"
+        return GiveUp(f"lost {EARLY_LOSS_LIMIT} times before any user code ran", _EARLY)
     return None
 
 

@@ -64,8 +64,8 @@ def warnings(deps: Deps, job: TrainingJob) -> list[str]:
     if not wanted or deps.engine.capacity().gpus:
         return []
     named = "1 GPU is" if wanted == 1 else f"{wanted} GPUs are"
-    return [f"spec.resources.gpu: {named} asked for and this machine has none; each counts as one "
-            "CPU slot here"]  # fmt: skip
+    text = f"spec.resources.gpu: {named} asked for and this machine has none"
+    return [f"{text}; each counts as one CPU slot here"]
 
 
 def validate(deps: Deps, job: Job) -> Step:
@@ -250,16 +250,18 @@ def _machine(deps: Deps, job: TrainingJob) -> list[FieldProblem]:
             problems.append(FieldProblem(f"{path}.cpu", f"{wants.cpu:g} cores for one replica",
                                          f"at most {has.cpu}, this machine's cores"))  # fmt: skip
         if has.memory_bytes is not None and (wants.memory or 0) > has.memory_bytes:
-            problems.append(_too_much(path, wants.memory or 0, "one replica", has.memory_bytes))
+            problems.append(
+                _too_much(path, wants.memory or 0, who="one replica", has=has.memory_bytes)
+            )
     if has.memory_bytes is not None and memory > has.memory_bytes:
         path = "spec.roles" if job.spec.roles else "spec.resources"
         told = any(problem.path.endswith("memory") for problem in problems)
         gang = f"a gang of {job.spec.gang_size}"
-        problems += [] if told else [_too_much(path, memory, gang, has.memory_bytes)]
+        problems += [] if told else [_too_much(path, memory, who=gang, has=has.memory_bytes)]
     return list(dict.fromkeys(problems))
 
 
-def _too_much(path: str, wanted: int, who: str, has: int) -> FieldProblem:
+def _too_much(path: str, wanted: int, *, who: str, has: int) -> FieldProblem:
     field = path if path == "spec.roles" else f"{path}.memory"
     return FieldProblem(field, f"{format_bytes(wanted)} for {who}",
                         f"at most {format_bytes(has)}, this machine's memory")  # fmt: skip
@@ -289,6 +291,8 @@ def _require_usable(folder: Path) -> None:
     What leads there is tried by making a directory in it, which goes again at once: a mode or an
     owner tells nothing of a read-only mount or of /proc.
     """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        folder.lstat()  # says so where the path itself is impossible
     nearest = folder
     while not os.path.lexists(nearest):
         nearest = nearest.parent

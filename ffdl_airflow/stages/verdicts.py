@@ -18,14 +18,16 @@ def decided(deps: Deps, job: Job, verdict: Verdict, *, to: str | None) -> list[N
         since_checkpoint=state.since_checkpoint,
         same_class_before=state.restart_class == verdict.failure.value,
     )  # fmt: skip
+    outcome = decide(verdict, history)
     body = {**verdict.document(), "placement": state.placement or None}
+    if isinstance(outcome, GiveUp):
+        body["next_step"] = outcome.next_step
     attempt = state.attempt or None
     events = [NewEvent(kind=Kind.VERDICT, at=now, attempt=attempt, body=body)]
-    outcome = decide(verdict, history)
     if isinstance(outcome, GiveUp):
         reason = f"{verdict.cause} ({outcome.reason})"
         failed = {"reason": reason, "class": verdict.failure.value,
-                  "next_step": verdict.document()["next_step"]}  # fmt: skip
+                  "next_step": outcome.next_step}  # fmt: skip
         return [*events, NewEvent(kind=Kind.FAILED, at=now, attempt=attempt, body=failed)]
     restart = {
         "costs": outcome.costs, "delay_s": outcome.delay_s, "reason": outcome.reason,

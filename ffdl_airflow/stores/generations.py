@@ -39,7 +39,9 @@ def with_damage(directory: Path, files: Iterable[GenerationFile]) -> list[Genera
     manifest = _stat(directory / GENERATION_FILE)
     sealed_ns = manifest.st_mtime_ns if manifest is not None else None
     return [
-        file for file in files if _is_damaged(directory / DATA / file.key, file, sealed_ns=sealed_ns)
+        file
+        for file in files
+        if _is_damaged(directory / DATA / file.key, file, sealed_ns=sealed_ns)
     ]
 
 

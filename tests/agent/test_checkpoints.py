@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ffdl_airflow.agent import protocol, sealing
+from ffdl_airflow.core.failures.rules import judge
 from tests.conftest import wait_for
 
 SAVES = """
@@ -141,6 +142,123 @@ def test_one_shard_that_is_given_up_refuses_the_step_for_all(make_placement):
     assert "KeyError" in entry["body"]["reason"]
 
 
+def test_two_shards_of_one_name_are_an_error_that_names_the_file(make_placement):
+    trainer = """
+import os
+import ffdl
+with ffdl.checkpoint(3, shards=2) as path:
+    (path / "deep").mkdir()
+    (path / "deep" / "weights.npz").write_text(os.environ["RANK"])
+"""
+    placement = make_placement(trainer, replicas=2, settle_s=1.0).up()
+    placement.go()
+    body = placement.ended()
+    assert not body["ok"]
+    for rank in (0, 1):
+        assert "CheckpointError: checkpoint of step 3 was refused" in placement.rank_log(rank)
+        assert "both wrote deep/weights.npz: with shards=2" in placement.rank_log(rank)
+    assert steps_of(placement) == []
+    verdict = judge(body)
+    assert (verdict.failure.value, verdict.certain) == ("USER_ERROR", True)
+
+
+def test_a_third_rank_of_two_shards_is_told_so(make_placement):
+    trainer = """
+import os, time
+import ffdl
+if os.environ["RANK"] == "2":
+    while not os.path.exists(os.environ["FFDL_CHECKPOINT_DIR"] + "/step-000000000007"):
+        time.sleep(0.01)
+with ffdl.checkpoint(7, shards=2) as path:
+    (path / os.environ["RANK"]).write_text("x")
+"""
+    placement = make_placement(trainer, replicas=3).up()
+    placement.go()
+    assert not placement.ended()["ok"]
+    assert "more than 2 ranks save it: pass shards=" in placement.rank_log(2)
+    assert "CheckpointError" not in placement.rank_log(0) + placement.rank_log(1)
+    assert steps_of(placement) == [7]
+
+
+ALL_SAVE = """
+import os, sys
+import ffdl
+rank = os.environ["RANK"] if sys.argv[1] == "different" else "all"
+for step in range(1, 5):
+    ffdl.progress(step, loss=1 / step)
+    with ffdl.checkpoint(step) as path:
+        (path / ("weights-" + rank)).write_text(rank * 100000)
+        (path / ("bias-" + rank)).write_text(rank)
+print("through", flush=True)
+"""
+
+
+def test_ranks_that_save_the_same_step_never_mix_and_are_told_what_is_lost(make_placement):
+    placement = make_placement(ALL_SAVE, replicas=2, args=("different",), keep=9).up()
+    placement.go()
+    assert placement.ended()["ok"], placement.story()
+    assert [placement.rank_log(rank).count("through") for rank in (0, 1)] == [1, 1]
+    assert steps_of(placement) == [4, 3, 2, 1]
+    for _, path in protocol.list_checkpoints(str(placement.checkpoints)):
+        manifest, fault = protocol.check_checkpoint(path)
+        assert fault is None
+        names = [entry["name"] for entry in manifest["files"]]
+        assert names in (["bias-0", "weights-0"], ["bias-1", "weights-1"])
+    assert len(placement.journal("CheckpointSealed")) == 4
+    assert placement.journal("CheckpointRefused") == []
+    warned = [entry["body"]["text"] for entry in placement.journal("WatchdogWarned")]
+    assert 1 <= len(warned) <= 2, "once for each rank that has lost files"
+    assert all("pass shards=2" in text for text in warned)
+    logs = placement.rank_log(0) + placement.rank_log(1)
+    assert logs.count("pass shards=2") == len(warned)
+    assert list((placement.checkpoints / "tmp").iterdir()) == []
+
+
+def test_ranks_that_save_the_same_files_need_no_word(make_placement):
+    placement = make_placement(ALL_SAVE, replicas=3, args=("same",), keep=9).up()
+    placement.go()
+    assert placement.ended()["ok"], placement.story()
+    assert steps_of(placement) == [4, 3, 2, 1]
+    assert len(placement.journal("CheckpointSealed")) == 4
+    assert placement.journal("WatchdogWarned") == []
+    assert {placement.rank_log(rank) for rank in (0, 1, 2)} == {"through\n"}
+    assert list((placement.checkpoints / "tmp").iterdir()) == []
+
+
+def test_what_differs_in_bytes_only_is_seen(tmp_path):
+    sealed = make_sealed(tmp_path, 5, "one")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "weights").write_text("two")
+    assert sealing.differs(str(other), str(sealed), by_content=True)
+    assert not sealing.differs(str(other), str(sealed), by_content=False)
+    (other / "weights").write_text("one")
+    assert not sealing.differs(str(other), str(sealed), by_content=True)
+    assert not sealing.differs(str(other), str(tmp_path / "deleted"), by_content=True)
+
+
+def test_a_rank_may_save_a_step_again(make_placement):
+    trainer = """
+import ffdl
+for text in ("first", "second"):
+    with ffdl.checkpoint(5) as path:
+        (path / "weights").write_text(text)
+"""
+    placement = make_placement(trainer).up()
+    placement.go()
+    assert placement.ended()["ok"], placement.story()
+    path = placement.checkpoints / protocol.step_dir(5)
+    assert (path / "weights").read_text() == "second"
+    assert protocol.check_checkpoint(str(path))[1] is None
+    assert placement.journal("WatchdogWarned") == []
+
+
+@pytest.mark.parametrize("name", ["..", "", "step-000000000005.1", "step-000000000005.1.rank-0-/a"])
+def test_a_part_lies_in_tmp_and_nowhere_else(name):
+    with pytest.raises(ValueError, match="no directory of a checkpoint"):
+        sealing.part_path("/checkpoints", name)
+
+
 REFUSED = """
 import os, sys
 import ffdl
@@ -231,6 +349,51 @@ def test_what_a_failed_trainer_left_half_written_is_never_sealed(make_placement)
     assert steps_of(placement) == [8]
     assert not waits.journal("CheckpointSealed")
     assert not placement.journal("CheckpointSealed")
+
+
+MANY_OWN = """
+import os, signal, sys, time
+root = os.environ["FFDL_CHECKPOINT_DIR"]
+for step in (8, 9, 10):
+    folder = os.path.join(root, "step-%012d" % step)
+    os.makedirs(folder)
+    with open(os.path.join(folder, "weights"), "w") as file:
+        file.write(str(step))
+if sys.argv[1] == "wait":
+    time.sleep(600)
+if sys.argv[1] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_what_a_newer_one_proves_whole_is_sealed_before_a_failed_attempt_ends(make_placement, how):
+    """The newest may be half-written and stays as it is; no heartbeat comes in between."""
+    placement = make_placement(MANY_OWN, args=(how,), heartbeat_s=5).up()
+    placement.go()
+    body = placement.ended()
+    assert not body["ok"]
+    assert body["last_checkpoint"] == 9
+    kinds = [entry["kind"] for entry in placement.journal("CheckpointSealed", "AttemptEnded")]
+    assert kinds == ["CheckpointSealed", "CheckpointSealed", "AttemptEnded"]
+    sealed = [entry["body"]["step"] for entry in placement.journal("CheckpointSealed")]
+    assert sealed == [8, 9]
+    assert all(protocol.check_checkpoint(e["body"]["path"])[1] is None
+               for e in placement.journal("CheckpointSealed"))  # fmt: skip
+    newest = placement.checkpoints / protocol.step_dir(10)
+    assert [path.name for path in newest.iterdir()] == ["weights"]
+    assert placement.journal("CheckpointRefused") == []
+
+
+def test_several_at_once_are_sealed_from_the_oldest_to_the_newest(make_placement):
+    placement = make_placement(MANY_OWN, args=("wait",)).up()
+    placement.go()
+    placement.wait_journal("CheckpointSealed", count=3)
+    assert [e["body"]["step"] for e in placement.journal("CheckpointSealed")] == [8, 9, 10]
+    assert placement.wait_state(protocol.RUNNING)["checkpoint"]["step"] == 10
+    placement.stop(then="leave")
+    assert placement.ended()["last_checkpoint"] == 10
 
 
 def test_a_checkpoint_needs_its_agent(make_placement):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ffdl_airflow import __version__
 from tests.cli.conftest import Ffdl, Result
 
 
@@ -42,20 +43,34 @@ FIELDS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
      "spec.replica: found an unknown field, allowed: replicas is the nearest known field"),
     ("wrong unit", lambda spec: spec.update(resources={"memory": "8Gx"}),
      "spec.resources.memory: found '8Gx', allowed: a number of bytes with K, M, G, T or Ki"),
+    ("no value", lambda spec: spec.update(backoffLimit=None),
+     "spec.backoffLimit: found nothing, allowed: "),
     ("negative GPUs", lambda spec: spec.update(resources={"gpu": -1}),
      "spec.resources.gpu: found -1, allowed: at least 0"),
     ("true replicas", lambda spec: spec.update(replicas=True),
-     "spec.replicas: found True, allowed: a number, not true or false"),
+     "spec.replicas: found true, allowed: a number, not true or false"),
     ("missing entry point", lambda spec: spec["training"].update(entryPoint="trian.py"),
      "spec.training.entryPoint: found 'trian.py', allowed: a file in {home}/code, for example c"),
     ("missing code", lambda spec: spec["training"].update(code="nowhere"),
-     "spec.training.code: found {home}/nowhere, no such path, allowed: "),
+     "spec.training.code: found {home}/nowhere, no such path, allowed: a path that exists on this"),
+    ("misspelt code", lambda spec: spec["training"].update(code="cod"),
+     "exists on this machine (did you mean {home}/code?)"),
+    ("a checkpoint path that is a file", lambda spec: spec.update(checkpoint={"path": "file/x"}),
+     "spec.checkpoint.path: found {home}/file/x, {home}/file is not a directory, allowed: a direc"),
+    ("a checkpoint path in /proc", lambda spec: spec.update(checkpoint={"path": "/proc/nowhere"}),
+     "spec.checkpoint.path: found /proc/nowhere, No such file or directory, allowed: a directory"),
+    ("an endless checkpoint path", lambda spec: spec.update(checkpoint={"path": "x" * 300}),
+     "File name too long, allowed: a directory"),
+    ("too much memory", lambda spec: spec.update(resources={"memory": "900Ti"}),
+     "spec.resources.memory: found 900.0 TiB for one replica, allowed: at most "),
+    ("too many cores", lambda spec: spec.update(resources={"cpu": 5000}),
+     "spec.resources.cpu: found 5000 cores for one replica, allowed: at most "),
     ("missing data", lambda spec: spec.update(dataStores=[{"name": "d", "path": "/no/data"}]),
      "spec.dataStores[0].path: found /no/data, no such path, allowed: "),
     ("empty data", empty_data,
      "spec.dataStores[0].path: found {home}/nothing-in-it, 0 files, allowed: at least one"),
     ("too many slots", lambda spec: spec.update(replicas=5),
-     "spec.replicas: found a gang of 5 slots, allowed: at most 4, this machine's slots"),
+     "gang of 5 slots, allowed: at most 4, this machine's slots ([ffdl] slots, FFDL_SLOTS)"),
     ("a secret", lambda spec: spec["training"].update(env={"DB_PASSWORD": "hunter2"}),
      "spec.training.env.DB_PASSWORD: found a plain value of what looks like a secret"),
 ]  # fmt: skip
@@ -67,6 +82,7 @@ def test_a_wrong_field(
     ffdl: Ffdl, name: str, change: Callable[[dict[str, Any]], Any], message: str, command: str
 ) -> None:
     (ffdl.home / "nothing-in-it").mkdir()
+    (ffdl.home / "file").touch()
     line = refused(ffdl(command, "-f", edited(ffdl, change)), ffdl)
     assert message.format(home=ffdl.home) in line
     assert "hunter2" not in line
@@ -127,8 +143,11 @@ def test_wrong_settings(ffdl: Ffdl, words: list[str], env: dict[str, str], messa
 
 
 @pytest.mark.parametrize(
-    "words", [["flly"], [], ["get", "-o", "xml"], ["logs"], ["run", "--until", "lunch"]]
-)
+    "words",
+    [["flly"], [], ["get", "-o", "xml"], ["logs"], ["run", "--until", "lunch"],
+     ["logs", "x", "--attempt", "0"], ["logs", "x", "--rank", "-1"], ["evidence", "x", "--attempt",
+     "0"], ["registry", "x", "one"]],
+)  # fmt: skip
 def test_wrong_use_of_the_command(ffdl: Ffdl, words: list[str]) -> None:
     result = ffdl(*words)
     assert (result.code, result.out) == (2, "")
@@ -150,7 +169,9 @@ def test_a_job_that_is_not_there(ffdl: Ffdl, words: list[str]) -> None:
 
 
 def test_a_model_that_is_not_there(ffdl: Ffdl) -> None:
-    assert "no model nix" in refused(ffdl("registry", "nix"), ffdl, code=4)
+    line = refused(ffdl("registry", "nix"), ffdl, code=4)
+    assert "no model nix" in line
+    assert "`ffdl registry` shows what is there" in line
     assert "no model nix" in refused(ffdl("registry", "nix", 1), ffdl, code=4)
 
 
@@ -167,6 +188,50 @@ def test_a_checkpoint_directory_of_another_job(ffdl: Ffdl) -> None:
     assert f"spec.checkpoint.path: found {folder}, owned by job bert-1 of ledger f00" in result.err
     assert ffdl("events", job_id).out == before
     assert sorted(path.name for path in folder.iterdir()) == ["OWNER"]
+
+
+def test_a_checkpoint_path_that_spoils_later(ffdl: Ffdl) -> None:
+    """The job is there already: it is refused, and does not stay where it was."""
+    job_id = ffdl("run", "-f", ffdl.manifest(), "--until", "submit", "-o", "json").json["job"]
+    (ffdl.home / "file").touch()
+    path = ffdl.manifest(checkpoint={"path": "file"})
+    result = ffdl("run", "-f", path, "--job", job_id)
+    assert (result.code, result.out) == (2, "")
+    assert f"spec.checkpoint.path: found {ffdl.home}/file, {ffdl.home}/file is not" in result.err
+
+
+def test_what_is_allowed_of_numbers(ffdl: Ffdl) -> None:
+    result = ffdl("logs", "x", "--attempt", 0)
+    assert "argument --attempt: found 0, allowed: a whole number, at least 1" in result.err
+
+
+def test_a_look_creates_nothing(ffdl: Ffdl) -> None:
+    """No installation yet: an empty list, and there still is none."""
+    state = ffdl.home / "state"
+    assert ffdl("get").out.split() == [
+        "JOB",
+        "PHASE",
+        "REPLICAS/GPUS",
+        "STEP",
+        "DURATION",
+        "REASON",
+    ]
+    assert ffdl("get", "-o", "json").json == []
+    assert ffdl("get", "x").code == 4
+    assert not state.exists()
+
+
+def test_the_version(ffdl: Ffdl) -> None:
+    assert (ffdl("--version").code, ffdl("--version").out) == (0, f"ffdl {__version__}\n")
+
+
+def test_a_full_disk_for_the_output(ffdl: Ffdl) -> None:
+    with Path("/dev/full").open("w") as full:
+        process = ffdl.start("get", stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    (line,) = err.splitlines()
+    assert "the output cannot be written: No space left on device. Next: " in line
 
 
 @pytest.fixture
@@ -210,7 +275,7 @@ def test_a_ledger_that_cannot_be_written(read_only: Ffdl) -> None:
 
 def test_a_state_directory_that_cannot_be_made(ffdl: Ffdl) -> None:
     file = ffdl.write("x")
-    result = ffdl("get", FFDL_STATE_DIR=str(file / "state"))
+    result = ffdl("run", "-f", ffdl.manifest(), FFDL_STATE_DIR=str(file / "state"))
     assert (result.code, result.out) == (3, "")
     assert "set [ffdl] state_dir to a folder that is writable" in result.err
 
@@ -220,6 +285,6 @@ def test_a_fault_of_our_own_is_told_as_such(ffdl: Ffdl, monkeypatch: pytest.Monk
         raise ZeroDivisionError
 
     monkeypatch.setattr("ffdl_airflow.services.deps", broken)
-    result = ffdl("get")
+    result = ffdl("reap")
     assert result.code == 5
     assert "a fault of ffdl itself" in result.err.splitlines()[-1]

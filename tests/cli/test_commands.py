@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,8 +165,37 @@ def test_validate_says_what_it_means(done: Done) -> None:
     text = f"{path}: valid; 2 replicas, 2 GPUs, time limit 3600 s of running\n"
     assert ffdl("validate", "-f", path).out == text
     assert ffdl("validate", "-f", ffdl.manifest()).out.endswith("0 GPUs, time limit none\n")
+    one = ffdl("validate", "-f", ffdl.manifest(replicas=1))
+    assert (": valid; 1 replica, 0 GPUs" in one.out, one.err) == (True, "")
     document = ffdl("validate", "-f", path, "-o", "json").json
     assert (document["valid"], document["spec"]["spec"]["replicas"]) == (True, 2)
+
+
+def test_a_gpu_job_on_a_machine_without_one(done: Done) -> None:
+    """It runs: a GPU is a CPU slot then, and a warning says so."""
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("this machine has GPUs")
+    ffdl, _, _ = done
+    path = ffdl.manifest("gpus", resources={"gpu": 1}, replicas=2, model=None)
+    warning = "spec.resources.gpu: 2 GPUs are asked for and this machine has none"
+    for words in (["validate"], ["run", "-o", "json"]):
+        result = ffdl(*words, "-f", path)
+        assert result.code == 0
+        (line,) = (line for line in result.err.splitlines() if "warning" in line)
+        assert line.startswith(f"ffdl: warning: {warning}")
+    events = ffdl("events", result.json["job"], "-o", "json").json
+    (told,) = (event["body"]["warnings"] for event in events if event["kind"] == "Validated")
+    assert told[0].startswith(warning)
+
+
+def test_a_job_that_has_succeeded_is_not_run_again(done: Done) -> None:
+    ffdl, good, _ = done
+    before = ffdl("events", good).out
+    result = ffdl("run", "-f", ffdl.manifest("other"), "--job", good)
+    assert (result.code, result.out) == (2, "")
+    (line,) = result.err.splitlines()
+    assert "a finished job is not run again. Next: leave out --job" in line
+    assert ffdl("events", good).out == before
 
 
 def test_registry(done: Done) -> None:

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import Ffdl
 
 LONG = "--steps 100000 --every 50 --step-delay 0.01"
@@ -44,13 +46,13 @@ def test_a_running_job(ffdl: Ffdl, wait_until: Callable[..., Any]) -> None:
         assert saved.code == 0, saved
         assert "a checkpoint was asked for" in saved.out
         wait_until(lambda: "CheckpointSealed" in kinds(ffdl, job_id))
-        stopped = ffdl("stop", job_id)
-        assert (stopped.code, stopped.out) == (0, f"{job_id} Stopped: stop asked for\n")
+        stopped, on = ffdl("stop", job_id), f"Next: `ffdl run --job {job_id}` goes on"
+        assert (stopped.code, stopped.out) == (0, f"{job_id} Stopped: stop asked for. {on}\n")
         assert following.wait(30) == 0
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"ffdl: job {job_id} Stopped: stop asked for" in err
-    assert f"`ffdl run --job {job_id}` goes on with it" in err
+    assert f"{on}." in err
     assert log.read_text() == ffdl("logs", job_id).out
     story = ffdl("describe", job_id, "-o", "json").json
     assert story["attempts"][0]["cause"] == "stop asked for"
@@ -59,12 +61,16 @@ def test_a_running_job(ffdl: Ffdl, wait_until: Callable[..., Any]) -> None:
     assert ffdl("reap", "-o", "json").json == []
 
 
-def test_an_interrupt_leaves_the_gang_running(ffdl: Ffdl, wait_until: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_leaves_the_gang_running(
+    ffdl: Ffdl, wait_until: Callable[..., Any], number: signal.Signals, code: int
+) -> None:
     process, job_id = started(ffdl, wait_until)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "a running gang goes on, `ffdl stop JOB` ends it" in err
+    assert process.returncode == code
+    assert f"a running gang goes on, `ffdl run --job {job_id}` follows it" in err
+    assert f"`ffdl stop {job_id}` ends it" in err
     assert "Traceback" not in err
     assert _running(ffdl, job_id)
     stopped = ffdl("stop", job_id, "--now", "-o", "json")

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ffdl_airflow import console, report
 from ffdl_airflow.core.events import Kind, NewEvent, recorded
@@ -52,6 +53,40 @@ def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[red]a[/red]" in screen.getvalue(), "texts of users are no markup"
 
 
+def on_screen(rows: list[Any], *, width: int, columns: tuple[str, ...]) -> list[str]:
+    out = io.StringIO()
+    screen = Console(file=out, width=width, force_terminal=True, color_system=None)
+    console.print_rows(rows, output="table", columns=columns, screen=screen)
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_narrow_terminal_loses_no_identity(width: int) -> None:
+    """JOB, PHASE, KIND, SEQ and AT stay whole; a reason and a text are shortened."""
+    text, sha = "rank 1 of worker-1 ended with exit code 3 " * 5, "0123456789abcdef" * 4
+    job = {"job": "digits-0a1b2c3d4e", "phase": "Prefetching", "replicas/gpus": "2/0",
+           "step": 100000, "duration": "12m30s", "reason": text}  # fmt: skip
+    head, line = on_screen([job], width=width, columns=tuple(job))
+    assert line.split()[:5] == [job["job"], "Prefetching", "2/0", "100000", "12m30s"]
+    assert head.split()[-1] == "REASON"
+    event = {"seq": 12345, "at": "2026-03-01T22:00:00.123456+00:00", "kind": "CheckpointRefused",
+             "attempt": 12, "text": text}  # fmt: skip
+    _, told = on_screen([event], width=width, columns=tuple(event))
+    assert told.split()[:4] == ["12345", "2026-03-01T22:00:00Z", "CheckpointRefused", "12"]
+    model = {"name": "digits", "version": 3, "sha256": sha, "job": job["job"], "attempts": 1}
+    _, version = on_screen([model], width=width, columns=tuple(model))
+    assert version.split() == ["digits", "3", sha[:12], job["job"], "1"]
+    for shown in (line, told):
+        assert len(shown) <= width
+        assert shown.endswith("…")
+
+
+def test_what_does_not_fit_goes_on_below() -> None:
+    row = {"job": "j" * 40, "phase": "Succeeded", "sha256": "f" * 64, "model": "m" * 60}
+    (_, line) = on_screen([row], width=60, columns=tuple(row))
+    assert line.split() == ["j" * 40, "Succeeded", "f" * 12, "m" * 9 + "…"]
+
+
 def waits(phase: Phase, status: dict[str, Any] | None = None, *, seconds: float = 1) -> Waits:
     story = ((Phase.SUBMITTED, T0), (phase, T0 + timedelta(seconds=seconds)))
     state = JobState(job_id=JOB, phase=phase, story=story, attempt=2)
@@ -82,7 +117,12 @@ def test_progress_on_a_terminal() -> None:
     screen = Terminal()
     with console.ProgressDisplay(screen) as display:
         display.waits(waits(Phase.RUNNING, {"step": 7}))
+        before = len(screen.getvalue())
+        ended = ((Phase.SUBMITTED, T0), (Phase.RUNNING, T0), (Phase.SUCCEEDED, T0))
+        display.phases(JobState(job_id=JOB, phase=Phase.SUCCEEDED, story=ended))
     assert "Running" in screen.getvalue()
+    assert "Succeeded" in screen.getvalue()[before:]
+    assert "step" not in screen.getvalue()[before:].split("Succeeded")[1], "no line after the end"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +133,21 @@ def test_progress_on_a_terminal() -> None:
 def test_utilization(ranks: list[Any], text: str | None) -> None:
     assert console.utilization({"ranks": ranks}) == text
     assert console.utilization(None) is None
+
+
+def test_utilization_of_what_has_ended() -> None:
+    """The last sample while it ran; a rank that has gone is none."""
+    ran, gone = {"state": "running", "cpu_percent": 95.0}, {"state": "exited", "cpu_percent": 0.0}
+    assert console.utilization({"ranks": [ran, gone]}, ended=True) == "CPU 95%"
+    assert console.utilization({"ranks": [gone]}, ended=True) is None
+    assert console.utilization({"ranks": [ran | {"cpu_percent": 0.0}]}, ended=True) is None
+    assert console.utilization({"ranks": [ran | {"cpu_percent": 0.0}]}) == "CPU 0%"
+
+
+def test_no_line_of_an_attempt_that_has_ended() -> None:
+    out = io.StringIO()
+    console.ProgressDisplay(out).waits(waits(Phase.STOPPING, {"step": 7}))
+    assert out.getvalue().endswith("          the gang, running\n")
 
 
 def test_a_row_of_a_job_that_goes_on() -> None:
@@ -124,6 +179,7 @@ TOLD: list[tuple[Kind, dict[str, Any], str]] = [
     (Kind.VALIDATED, {"replicas": 1, "gpus": 2, "time_limit_s": 3600},
      "1 replica, 2 GPUs, 1h00m of running at most"),
     (Kind.VALIDATED, {"replicas": 2, "gpus": 1, "time_limit_s": None}, "2 replicas, 1 GPU"),
+    (Kind.VALIDATED, {"replicas": 1, "gpus": 0, "warnings": ["w"]}, "1 replica, 0 GPUs, w"),
     (Kind.REFUSED, {"reason": "replicas: found 9", "problems": ["x"]}, "replicas: found 9"),
     (Kind.MOVER_INTENDED, {}, ""),
     (Kind.PREFETCH_STARTED, {"sources": {"corpus": {"kind": "local", "path": "/c"}}},
@@ -214,3 +270,22 @@ def test_evidence_without_a_rank() -> None:
     assert report.evidence_text(document) == (
         "attempt 2: HANG, costs nothing\ncause: no step\nnext:  look\nkept:  /e"
     )
+
+
+def test_a_job_that_has_succeeded_has_no_reason() -> None:
+    log = LogBuilder(model=None)
+    for kind in (Kind.VALIDATED, Kind.MOVER_INTENDED):
+        log.add(kind, 1)
+    log.add(Kind.DATA_READY, 2, stores={})
+    log.add(Kind.RESERVE_INTENDED, 3, placement=1)
+    log.add(Kind.RESERVED, 4)
+    log.add(Kind.GO_INTENDED, 5, attempt=1, placement=1)
+    log.add(Kind.ATTEMPT_ENDED, 6, 1, ok=False, cause={"text": "killed"})
+    log.add(Kind.VERDICT, 6, 1, cause="killed", **{"class": "HANG"})
+    log.add(Kind.RESTART_DECIDED, 6, to="Reserved", costs=True)
+    log.add(Kind.GO_INTENDED, 7, attempt=2, placement=1)
+    log.add(Kind.ATTEMPT_ENDED, 8, 2, ok=True)
+    for kind in (Kind.TRAINED, Kind.SUCCEEDED):
+        log.add(kind, 9)
+    told = report.describe(log.job_id, log.events, now=T0)
+    assert (told["phase"], told["reason"], len(told["attempts"])) == ("Succeeded", None, 2)

@@ -54,7 +54,10 @@ def test_what_does_not_go_away_is_tried_once_more_where_it_is_not_certain(
 ) -> None:
     assert "does not go away" in refusal(failure, certain=True)
     assert restart(failure).costs
-    assert "does not go away" in refusal(failure, replace(FIRST, same_class_before=True))
+    again = replace(FIRST, same_class_before=True)
+    for certain in (False, True):
+        text = refusal(failure, again, certain=certain)
+        assert text == f"{failure}: a second attempt ended the same way"
 
 
 def test_the_classes_that_are_tried_once_more() -> None:
@@ -64,6 +67,33 @@ def test_the_classes_that_are_tried_once_more() -> None:
     }  # fmt: skip
     never = {failure for failure in F if POLICIES[failure].restart == "never"}
     assert never == {F.DEADLINE, F.CANCELLED}
+
+
+@pytest.mark.parametrize("failure", list(F))
+@pytest.mark.parametrize(
+    "history",
+    [FIRST, replace(FIRST, no_advance=4), replace(FIRST, costly=3), replace(FIRST, unknown=2),
+     replace(FIRST, same_class_before=True), replace(FIRST, early_losses=19)],
+)  # fmt: skip
+def test_what_is_to_be_done_fits_the_end(failure: FailureClass, history: History) -> None:
+    for ran in (True, False):
+        outcome = decide(verdict(failure, ran=ran), history)
+        if isinstance(outcome, GiveUp):
+            assert outcome.next_step
+            assert "nothing to do" not in outcome.next_step
+            assert "resumes" not in outcome.next_step
+
+
+def test_each_limit_says_what_to_look_at() -> None:
+    no_advance = decide(verdict(F.KILLED_OUTSIDE), replace(FIRST, no_advance=4))
+    assert isinstance(no_advance, GiveUp)
+    assert no_advance.next_step.startswith("look why no checkpoint becomes complete: ")
+    used_up = decide(verdict(F.STORAGE_TRANSIENT), replace(FIRST, costly=3))
+    assert isinstance(used_up, GiveUp)
+    assert used_up.next_step.startswith("check the storage that is named; then continue the job")
+    once = decide(verdict(F.DISK_FULL), replace(FIRST, same_class_before=True))
+    assert isinstance(once, GiveUp)
+    assert once.next_step == POLICIES[F.DISK_FULL].next_step
 
 
 @pytest.mark.parametrize("costly", range(4))

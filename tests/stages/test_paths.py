@@ -22,11 +22,19 @@ def test_code_data_and_checkpoints_become_absolute() -> None:
         dataStores=({"name": "d", "path": "./data"}, {"name": "e", "path": "/e"}, {"name": "f"}),
     )  # fmt: skip
     assert spec["training"] == {"code": "/home-of/manifests/digits", "framework": "jax"}
-    assert spec["checkpoint"]["path"] == "/home-of/manifests/../ckpt"
+    assert spec["checkpoint"]["path"] == "/home-of/ckpt"
     assert spec["dataStores"] == [
         {"name": "d", "path": "/home-of/manifests/data"}, {"name": "e", "path": "/e"},
         {"name": "f"},
     ]  # fmt: skip
+
+
+def test_one_file_has_one_name() -> None:
+    one, other = (
+        resolved(training={"code": "./a/../digits/"}),
+        resolved(training={"code": "digits"}),
+    )
+    assert one == other
 
 
 def test_a_home_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ffdl_airflow.agent import protocol
-from ffdl_airflow.core.errors import SpecError, UserError
+from ffdl_airflow.core.errors import InfrastructureError, SpecError, UserError
 from ffdl_airflow.core.events import Kind
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.job import TrainingJob
 from ffdl_airflow.core.lifecycle import Phase
+from ffdl_airflow.core.observation import Inventory
 from ffdl_airflow.ledger.base import Batch
 from ffdl_airflow.stages.submit import check, require_ledger, submit, user_name
 from ffdl_airflow.testing.builders import job
+from ffdl_airflow.testing.fake_engine import FakeEngine
 from ffdl_airflow.testing.memory_ledger import MemoryLedger
 from tests.stages.conftest import JOB, OWNER, World
 
@@ -133,6 +138,86 @@ def test_a_gang_must_fit(world: World, spec: Any, path: str, found: str) -> None
     assert problem[2].startswith("at most 4")
 
 
+class SmallMachine(FakeEngine):
+    """4 slots, 8 cores, 16 GiB and no GPU."""
+
+    def capacity(self) -> Inventory:
+        return replace(super().capacity(), cpu=8, memory_bytes=16 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "found", "allowed"),
+    [
+        ({"resources": {"cpu": 9}}, "spec.resources.cpu", "9 cores for one replica",
+         "at most 8, this machine's cores"),
+        ({"resources": {"memory": "17Gi"}}, "spec.resources.memory", "17.0 GiB for one replica",
+         "at most 16.0 GiB, this machine's memory"),
+        ({"resources": {"memory": "9Gi"}}, "spec.resources.memory", "18.0 GiB for a gang of 2",
+         "at most 16.0 GiB, this machine's memory"),
+        ({"replicas": None, "roles": [{"name": "chief"}, {"name": "worker", "resources": {"memory":
+          "20Gi"}}]}, "spec.roles[1].resources.memory", "20.0 GiB for one replica",
+         "at most 16.0 GiB, this machine's memory"),
+        ({"replicas": None, "roles": [{"name": "chief", "resources": {"memory": "9Gi"}}, {"name":
+          "worker", "resources": {"memory": "9Gi"}}]}, "spec.roles", "18.0 GiB for a gang of 2",
+         "at most 16.0 GiB, this machine's memory"),
+    ],
+)  # fmt: skip
+def test_a_gang_must_fit_on_the_machine(
+    world: World, spec: Any, path: str, found: str, allowed: str
+) -> None:
+    world.use(engine=SmallMachine(slots=4))
+    assert problems_of(world, job(**spec)) == [(path, found, allowed)]
+    world.submit(job(resources={"cpu": 8, "memory": "8Gi"}))
+
+
+def test_what_is_not_known_of_a_machine_bounds_nothing(world: World) -> None:
+    world.submit(job(resources={"cpu": 9999, "memory": "999Ti"}))
+
+
+def test_gpus_on_a_machine_without_any_are_told(world: World) -> None:
+    world.submit(job(resources={"gpu": 1}))
+    world.advance(Goal.SUBMIT)
+    (event,) = world.events(Kind.VALIDATED)
+    (warning,) = event.body["warnings"]
+    assert warning.startswith("spec.resources.gpu: 2 GPUs are asked for and this machine has none")
+
+
+@pytest.mark.parametrize("part", ["file", "file/below"])
+def test_a_checkpoint_path_must_be_a_directory(world: World, tmp_path: Path, part: str) -> None:
+    (tmp_path / "file").touch()
+    ((path, found, _),) = problems_of(world, job(checkpoint={"path": str(tmp_path / part)}))
+    assert path == "spec.checkpoint.path"
+    assert found == f"{tmp_path / part}, {tmp_path / 'file'} is not a directory"
+
+
+def test_a_try_leaves_nothing(world: World, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    check(world.deps, job(checkpoint={"path": str(tmp_path / "a" / "b")}), job_id=JOB)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_checkpoint_directory_that_cannot_be_made_after_all(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path's fault ends the job; the disk's is told, and the job may go on later."""
+
+    def own(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("ffdl_airflow.stages.submit.own", own)
+    world.submit(job(checkpoint={"path": str(tmp_path / "ckpt")}))
+    number = errno.ENOSPC
+    with pytest.raises(InfrastructureError, match="No space left on device"):
+        world.advance()
+    assert world.state.phase is Phase.SUBMITTED
+    number = errno.EROFS
+    world.advance()
+    (event,) = world.events(Kind.REFUSED)
+    assert "spec.checkpoint.path: found" in event.body["reason"]
+    assert "Read-only file system" in event.body["reason"]
+    assert world.state.phase is Phase.FAILED
+
+
 def test_frameworks_that_are_still_to_come(world: World) -> None:
     training = {"framework": "tensorflow", "command": ["t"]}
     ((path, found, allowed),) = problems_of(world, job(training=training))
@@ -243,6 +328,7 @@ def test_validation_claims_the_checkpoint_directory(world: World) -> None:
     (event,) = world.events(Kind.VALIDATED)
     assert event.body == {
         "slots": 2, "replicas": 2, "gpus": 0, "time_limit_s": None, "backoff_limit": 3,
+        "warnings": [],
     }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ POLICIES: Mapping[FailureClass, Policy] = {
     F.KILLED_OUTSIDE: Policy(False, "always", _WAIT + "; find out who kills its processes"),
     F.UNSCHEDULABLE: Policy(False, "always", "free the resources that are named, or ask for fewer"),
     F.QUOTA: Policy(False, "always", "wait for the quota or have it raised"),
-    F.STORAGE_TRANSIENT: Policy(True, "always", "check the storage; the job resumes by itself"),
+    F.STORAGE_TRANSIENT: Policy(True, "always", "check the storage that is named"),
     F.CLOCK: Policy(True, "always", "set the clock of the node"),
     F.CKPT_CORRUPT: Policy(False, "always", "nothing to do: an older checkpoint is used"),
     F.HANG: Policy(True, "always", "look where the ranks stood; often one waits for a collective"),

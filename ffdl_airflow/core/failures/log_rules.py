@@ -95,6 +95,15 @@ CAUSES: tuple[LogRule, ...] = (
          r"can't open file .*No such file", r"^\S+: No module named ", certain=True),
 )  # fmt: skip
 
+# The trainer's module ``ffdl``: what it died of last, asked before all others.
+CHECKPOINTS: tuple[LogRule, ...] = (
+    _row(F.DISK_FULL, r"\bCheckpointError: .*(?:No space left|\[Errno (?:28|122)\]|quota exceeded)",
+         anywhere=False),
+    _row(F.USER_ERROR, r"\bCheckpointError: .*(?:both wrote|pass shards=)", anywhere=False,
+         certain=True),
+    _row(F.STORAGE_TRANSIENT, r"^(?:\w+\.)*CheckpointError\b", anywhere=False),
+)  # fmt: skip
+
 EXCEPTIONS: tuple[LogRule, ...] = (
     _row(F.USER_ERROR, r"^(?:ModuleNotFound|Import|Syntax|Indentation|Tab|Name|UnboundLocal"
          r"|Attribute|Type|Assertion|Key|Index|Value|ZeroDivision|NotImplemented|Recursion"
@@ -163,7 +172,11 @@ def last_line(tail: str) -> str | None:
 
 def _died_of(chains: list[list[str]], texts: list[str]) -> Found | None:
     for chain in chains:
-        found = _match(CAUSES, reversed(chain), texts) or _match(EXCEPTIONS, [chain[-1]], texts)
+        found = (
+            _match(CHECKPOINTS, [chain[-1]], texts)
+            or _match(CAUSES, reversed(chain), texts)
+            or _match(EXCEPTIONS, [chain[-1]], texts)
+        )
         if found is not None:
             return found
     return None

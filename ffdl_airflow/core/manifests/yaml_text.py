@@ -112,7 +112,8 @@ def as_mapping(document: object, source: str) -> Mapping[str, Any]:
     """The document, or a SpecError that says what it is instead of a mapping."""
     if isinstance(document, Mapping):
         return document
-    found = f"{type(document).__name__.removeprefix('Written').lower()} {shortened(document)}"
+    kind = "" if document is None else type(document).__name__.removeprefix("Written").lower()
+    found = f"{kind} {shortened(document)}".lstrip()
     raise SpecError([FieldProblem("(document)", found, ALLOWED)], source=source)
 
 

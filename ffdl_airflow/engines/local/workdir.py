@@ -1,7 +1,7 @@
 """A replica's working directory: its own copy of the code.
 
-A generation is shared by all jobs that use it, so nobody may work in it: what a trainer writes beside
-its program stays in its placement and goes with it.
+A generation is shared by all jobs that use it, so nobody may work in it: what a trainer writes
+beside its program stays in its placement and goes with it.
 """
 
 import os
