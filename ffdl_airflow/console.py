@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ffdl_airflow.core.errors import InfrastructureError
-from ffdl_airflow.core.lifecycle import TERMINAL, JobState, Phase
+from ffdl_airflow.core.lifecycle import JobState, Phase
 from ffdl_airflow.core.quantities import format_bytes, format_duration
 from ffdl_airflow.ledger.base import JobRow
 from ffdl_airflow.stages.advance import Waits
@@ -219,7 +219,7 @@ def job_row(row: JobRow, now: datetime) -> dict[str, Any]:
         "name": summary["name"],
         "phase": summary["phase"],
         "replicas/gpus": f"{summary['replicas']}/{summary['gpus']}",
-        "utilization": utilization(row.status, ended=summary["phase"] in set(map(str, TERMINAL))),
+        "utilization": _utilization(row),
         "duration": format_duration((until - started).total_seconds()),
         "generation": ",".join(f"{k}={v}" for k, v in sorted(generations.items())),
         "model": f"{model['name']}:{model['version']}" if model else None,
@@ -231,15 +231,20 @@ def job_row(row: JobRow, now: datetime) -> dict[str, Any]:
     }
 
 
-def utilization(status: Mapping[str, Any] | None, *, ended: bool = False) -> str | None:
-    """Mean GPU use of the ranks, else their CPU use; None where nobody has measured.
+def _utilization(row: JobRow) -> str | None:
+    """Of what runs the newest sample, of what has ended the mean over its attempts."""
+    if row.phase == Phase.RUNNING:
+        return utilization(row.status)
+    mean = row.summary.get("cpu_percent")
+    return None if mean is None else f"CPU {mean:.0f}%"
 
-    Of a job that has ``ended``: the last sample while it ran; a rank that has gone uses nothing.
-    """
+
+def utilization(status: Mapping[str, Any] | None) -> str | None:
+    """Mean GPU use of the ranks, else their CPU use; None where nobody has measured."""
     ranks = [rank for rank in (status or {}).get("ranks") or [] if rank.get("state") != "exited"]
     for key, name in (("gpu_percent", "GPU"), ("cpu_percent", "CPU")):
         values = [rank[key] for rank in ranks if rank.get(key) is not None]
-        if values and (any(values) or not ended):
+        if values:
             return f"{name} {sum(values) / len(values):.0f}%"
     return None
 

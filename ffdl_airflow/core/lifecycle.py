@@ -129,6 +129,7 @@ class JobState:
     attempt_result: Mapping[str, Any] | None = None
     running_at: datetime | None = None
     running_s: float = 0.0
+    cpu_s: float = 0.0
     resume: Mapping[str, Any] | None = None
     checkpoint: Mapping[str, Any] | None = None
     checkpoint_floor: int = 0
@@ -310,6 +311,7 @@ def _attempt_ended(state: JobState, event: Event) -> JobState:
     ok = bool(event.body.get("ok"))
     return replace(
         state, attempt_open=False, attempt_result=event.body, running_s=state.running_s + ran,
+        cpu_s=state.cpu_s + float(event.body.get("cpu_s") or 0.0),
         step=event.body.get("last_step") or state.step, save_wanted=None,
         must_end="the gang has ended well" if ok else state.must_end,
     )  # fmt: skip

@@ -30,8 +30,16 @@ def summary(state: JobState, job: TrainingJob) -> dict[str, Any]:
         "checkpoint_step": state.checkpoint["step"] if state.checkpoint else None,
         "generations": {name: entry["generation"] for name, entry in stores.items()},
         "model": dict(state.model) if state.model else None,
+        "cpu_percent": _cpu_percent(state, job),
         "waiting": state.waiting,
         "reason": state.reason,
         "submitted_at": state.story[0][1].isoformat() if state.story else None,
         "ended_at": state.story[-1][1].isoformat() if state.terminal else None,
     }
+
+
+def _cpu_percent(state: JobState, job: TrainingJob) -> float | None:
+    """Mean CPU use of a replica over the attempts that have ended, in percent of one core."""
+    if not state.cpu_s or not state.running_s:
+        return None
+    return 100 * state.cpu_s / (state.running_s * job.spec.gang_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -136,12 +137,17 @@ def test_utilization(ranks: list[Any], text: str | None) -> None:
 
 
 def test_utilization_of_what_has_ended() -> None:
-    """The last sample while it ran; a rank that has gone is none."""
+    """The mean over its attempts; while it runs the newest sample of the ranks that are there."""
     ran, gone = {"state": "running", "cpu_percent": 95.0}, {"state": "exited", "cpu_percent": 0.0}
-    assert console.utilization({"ranks": [ran, gone]}, ended=True) == "CPU 95%"
-    assert console.utilization({"ranks": [gone]}, ended=True) is None
-    assert console.utilization({"ranks": [ran | {"cpu_percent": 0.0}]}, ended=True) is None
-    assert console.utilization({"ranks": [ran | {"cpu_percent": 0.0}]}) == "CPU 0%"
+    summary = {"phase": "Succeeded", "name": "n", "replicas": 2, "gpus": 0, "cpu_percent": 61.4,
+               "submitted_at": T0.isoformat(), "ended_at": T0.isoformat()}  # fmt: skip
+    row = JobRow(job_id=JOB, seq=1, phase="Succeeded", created_at=T0, updated_at=T0,
+                 summary=summary, status={"ranks": [gone]})  # fmt: skip
+    assert console.job_row(row, T0)["utilization"] == "CPU 61%"
+    never = replace(row, summary=summary | {"cpu_percent": None})
+    assert console.job_row(never, T0)["utilization"] is None
+    running = replace(row, phase="Running", status={"ranks": [ran, gone]})
+    assert console.job_row(running, T0)["utilization"] == "CPU 95%"
 
 
 def test_no_line_of_an_attempt_that_has_ended() -> None:
