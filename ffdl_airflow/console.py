@@ -199,11 +199,16 @@ class ProgressDisplay:
         status = outcome.wait.status or {}
         if status.get("step") is None or outcome.state.phase is not Phase.RUNNING:
             return outcome.wait.what
-        numbers = ", ".join(
+        numbers = [
             f"{name} {value:.4g}" for name, value in (status.get("metrics") or {}).items()
             if isinstance(value, (int, float))
-        )  # fmt: skip
-        return f"attempt {outcome.state.attempt}, step {status['step']} {numbers}".rstrip()
+        ] + [
+            f"{name} {last['value']:.4g} (step {last['step']})"
+            for name, last in (status.get("last_metrics") or {}).items()
+            if isinstance(last.get("value"), (int, float))
+        ]  # fmt: skip
+        text = f"attempt {outcome.state.attempt}, step {status['step']} {', '.join(numbers)}"
+        return text.rstrip()
 
 
 def job_row(row: JobRow, now: datetime) -> dict[str, Any]:

@@ -141,7 +141,8 @@ def test_a_row_of_a_new_job() -> None:
         "name": "bert-base", "namespace": "default", "team": "nlp", "project": "search",
         "phase": "None", "framework": "pytorch", "engine": "local", "owner": {}, "replicas": 2,
         "gpus": 0, "slots": 2, "placement": 0, "placed": False, "attempt": 0, "step": None,
-        "checkpoint_step": None, "cpu_percent": None, "generations": {}, "model": None, "waiting": None, "reason": "",
+        "checkpoint_step": None, "cpu_percent": None,
+        "generations": {}, "model": None, "waiting": None, "reason": "",
         "submitted_at": None, "ended_at": None,
     }  # fmt: skip
 
