@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ffdl_airflow import console, report, services
@@ -48,9 +50,11 @@ Options = argparse.Namespace
 
 def validate(options: Options) -> int:
     """Check a manifest against this installation; create nothing."""
-    job, deps = _read_manifest(options.file), _deps()
-    check(deps, job, job_id=job_id_for(job.metadata.name, "validate"))
-    limit, told = job.spec.time_limit_s, warnings(deps, job)
+    job = _read_manifest(options.file)
+    with _looking() as deps:
+        check(deps, job, job_id=job_id_for(job.metadata.name, "validate"))
+        told = warnings(deps, job)
+    limit = job.spec.time_limit_s
     size = report.count(job.spec.gang_size, "replica")
     text = f"{options.file}: valid; {size}, {report.count(job.spec.total_gpus, 'GPU')}"
     text += f", time limit {f'{limit:.0f} s of running' if limit else 'none'}"
@@ -62,10 +66,10 @@ def validate(options: Options) -> int:
 
 def run(options: Options) -> int:
     """Run a job to its end, or go on with one."""
+    job = _read_manifest(options.file) if options.file else None
     deps = _deps()
     if options.job is not None:
         _events(deps, options.job)
-    job = _read_manifest(options.file) if options.file else None
     begun = options.job is not None
     job_id = options.job = options.job or _new_id(deps, job)
     with _only_driver(deps, job_id):
@@ -230,6 +234,19 @@ def _warn(texts: Sequence[str]) -> None:
 
 def _deps() -> Deps:
     return services.deps(from_environment(), source={"user": user_name()})
+
+
+@contextmanager
+def _looking() -> Iterator[Deps]:
+    """The installation, or a passing one where there is none yet: a look leaves nothing behind."""
+    if _installed():
+        yield _deps()
+        return
+    with TemporaryDirectory(prefix="ffdl-") as folder:
+        passing = from_environment({**os.environ, "FFDL_STATE_DIR": folder})
+        roots = from_environment()
+        deps = services.deps(replace(passing, checkpoint_root=roots.checkpoint_root))
+        yield deps
 
 
 def _owner() -> dict[str, str]:

@@ -171,6 +171,17 @@ def test_validate_says_what_it_means(done: Done) -> None:
     assert (document["valid"], document["spec"]["spec"]["replicas"]) == (True, 2)
 
 
+def test_validate_leaves_nothing_where_nothing_was(
+    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ffdl, _, _ = done
+    path = ffdl.manifest(replicas=1)
+    monkeypatch.setenv("FFDL_STATE_DIR", str(tmp_path / "not" / "yet"))
+    assert ffdl("validate", "-f", path).code == 0
+    assert ffdl("validate", "-f", ffdl.manifest(replicas=99)).code == 2
+    assert not (tmp_path / "not").exists()
+
+
 def test_a_gpu_job_on_a_machine_without_one(done: Done) -> None:
     """It runs: a GPU is a CPU slot then, and a warning says so."""
     if any(Path("/dev").glob("nvidia[0-9]*")):
