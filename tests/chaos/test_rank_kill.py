@@ -11,7 +11,9 @@ from installation import Installation, job_id_of, show
 from ffdl_airflow.core.events import Event, Kind
 from tests.trainers.counting import weights_after
 
-STEPS, EVERY = 120, 10
+STEPS, EVERY = 160, 10
+LATEST = STEPS - 6 * EVERY
+"""A survivor goes on for up to half a second (25 steps): it must not come to its end."""
 LIMIT_S = 10.0
 """From the kill to AttemptEnded (issue: at most 10 s)."""
 
@@ -23,7 +25,7 @@ def test_the_next_attempt_goes_on_where_the_checkpoint_is(
     options = {"steps": STEPS, "every": EVERY, "step-delay": 0.02}
     manifest = installation.manifest("kill", replicas=2, options=options)
     for number in range(rounds(4, soak=20)):
-        victim, step = number % 2, chance.randrange(EVERY + 1, STEPS - EVERY)
+        victim, step = number % 2, chance.randrange(EVERY + 1, LATEST)
         process = installation.start("run", "-f", manifest)
         job_id = job_id_of(process)
         wait_until(lambda j=job_id, s=step: _is_past(installation, j, s), message=f"step {step}")
