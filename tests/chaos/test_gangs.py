@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -76,7 +77,8 @@ def _kill(installation: Installation, victim: str, job_id: str, drivers: dict[st
 
     wait_until(look, message=f"a living {victim}")
     for process in [found[chance.choice(sorted(found))]] if found else []:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it may just have ended
+            process.kill()
 
 
 def _finish(installation: Installation, job_id: str, driver: int,
