@@ -11,7 +11,7 @@ HOSTS = [
     ".".join(parts)
     for parts in (
         ("pypi", "org"),
-        ("pythonhosted", "org"),
+        ("python" + "hosted", "org"),
         ("pypi", "python", "org"),
         ("registry", "npmjs", "org"),
         ("static", "crates", "io"),
