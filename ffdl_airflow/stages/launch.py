@@ -20,7 +20,7 @@ def perform(deps: Deps, job: Job) -> Step:
     """Choose the newest valid checkpoint; what was refused on the way is an event each."""
     seen = reserve.look(deps, job)
     if seen.facts or seen.status is None:
-        return reserve.observe(deps, job) if not seen.facts else Step(facts=seen.facts)
+        return reserve.settle(deps, job, seen)
     renew(deps, job)
     root = job.checkpoint_dir(deps.roots)
     choice = choose(_candidates(root), floor=job.state.checkpoint_floor)
@@ -36,10 +36,8 @@ def go(deps: Deps, job: Job) -> Step:
     """Tell the gang to start the intended attempt, where it has not; look."""
     state = job.state
     seen = reserve.look(deps, job)
-    if seen.facts:
-        return Step(facts=seen.facts)
-    if seen.status is None or seen.attempt >= state.attempt:
-        return reserve.observe(deps, job)
+    if seen.facts or seen.status is None or seen.attempt >= state.attempt:
+        return reserve.settle(deps, job, seen)
     limit = job.spec.spec.time_limit_s
     order: dict[str, Any] = {
         "attempt": state.attempt,

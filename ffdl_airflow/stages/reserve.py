@@ -55,7 +55,11 @@ def perform(deps: Deps, job: Job) -> Step:
 
 def observe(deps: Deps, job: Job) -> Step:
     """One look at the placement: new facts, or what to wait for."""
-    seen = look(deps, job)
+    return settle(deps, job, look(deps, job))
+
+
+def settle(deps: Deps, job: Job, seen: Observation) -> Step:
+    """What follows from a look: its facts, the end of a placement that is gone, or a wait."""
     if seen.facts:
         return Step(facts=seen.facts)
     if seen.presence in (Presence.GONE, Presence.ABSENT):
