@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ffdl_airflow.core.plan import GangPlan, Places, Timing, build
+from ffdl_airflow.core.plan import GangPlan
 from ffdl_airflow.engines.base import Ending, EndRequest
 from ffdl_airflow.engines.local.engine import LocalEngine, LocalSettings
 from ffdl_airflow.testing import builders
 from ffdl_airflow.testing.contracts.engine import SLOTS, until
-
-STEADY = "import time; time.sleep(600)"
-"""A program that goes on until it is ended."""
-HIDDEN = """
-import os, signal, sys, time
-for _ in range(2):
-    if os.fork():
-        time.sleep(600)
-    os.setsid()
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(sys.argv[1], "w").write(str(os.getpid()))
-time.sleep(600)
-"""
-"""A program whose grandchild, two sessions away, ignores SIGTERM; it writes its pid to argv[1]."""
 
 Plan = Callable[..., GangPlan]
 MakeEngine = Callable[..., LocalEngine]
@@ -35,29 +20,11 @@ MakeEngine = Callable[..., LocalEngine]
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    """``plan(name, replicas=1, placement=1, hold_s=60, program=(STEADY,), env={})``."""
+    """``plan(name, deaf=False, …)``; the rest as :func:`builders.gang_plan` has it."""
 
-    def make(
-        name: str,
-        *,
-        replicas: int = 1,
-        placement: int = 1,
-        hold_s: float = 60.0,
-        program: tuple[str, ...] = (STEADY,),
-        env: dict[str, str] | None = None,
-    ) -> GangPlan:
-        command = [sys.executable, "-S", "-c", *program]
-        training = {"framework": "custom", "command": command, "env": env or {}}
-        root = tmp_path / "jobs" / name
-        places = Places(
-            checkpoint_dir=str(root / "checkpoints"), output_dir=str(root / "output"),
-            log_dir=str(root / "output"), python=sys.executable,
-        )  # fmt: skip
-        timing = Timing(heartbeat_s=0.1, silent_s=3.0, hold_s=hold_s, placement_s=20.0, grace_s=1.0)
-        return build(
-            builders.job(training=training, replicas=replicas), job_id=f"{name}-0123456789",
-            placement=placement, places=places, timing=timing, generations={},
-        )  # fmt: skip
+    def make(name: str, *, deaf: bool = False, **how: Any) -> GangPlan:
+        training = {"command": builders.python(builders.DEAF)} if deaf else {}
+        return builders.gang_plan(tmp_path, name, **{"training": training, **how})
 
     return make
 

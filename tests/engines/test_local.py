@@ -19,14 +19,15 @@ from ffdl_airflow.agent.processes import carrying
 from ffdl_airflow.core.errors import InfrastructureError
 from ffdl_airflow.core.observation import Presence
 from ffdl_airflow.core.plan import GangPlan
+from ffdl_airflow.engines import processes
 from ffdl_airflow.engines.base import Ending, EndRequest, Granted, Over, Waiting
 from ffdl_airflow.engines.local import engine as engine_module
-from ffdl_airflow.engines.local import processes
 from ffdl_airflow.engines.local.engine import LocalEngine
 from ffdl_airflow.engines.local.sockets import MOST_BYTES
+from ffdl_airflow.testing import builders
 from ffdl_airflow.testing.contracts.engine import SLOTS, ended, gone, held, running, until
 
-from .conftest import HIDDEN, MakeEngine, Plan
+from .conftest import MakeEngine, Plan
 
 MARK = "not-for-children"
 
@@ -35,7 +36,8 @@ MARK = "not-for-children"
 def hiding(plan: Plan, tmp_path: Path) -> tuple[GangPlan, Callable[[], int]]:
     """A gang whose program leaves a grandchild that ignores SIGTERM, and that one's pid."""
     file = tmp_path / "pid"
-    return plan("hiding", program=(HIDDEN, str(file))), lambda: int(
+    training = {"command": builders.python(builders.DEAF, str(file))}
+    return plan("hiding", training=training), lambda: int(
         until(lambda: file.exists() and file.read_text(), "the grandchild is there")
     )
 
@@ -49,18 +51,6 @@ def alive(pid: int) -> bool:
 
 def mine(engine: LocalEngine, gang: GangPlan) -> list[psutil.Process]:
     return processes.find(engine.mark(gang.placement_id))
-
-
-def test_a_grandchild_that_ignores_sigterm_is_gone_after_end(
-    local: LocalEngine, hiding: tuple[GangPlan, Callable[[], int]]
-) -> None:
-    gang, grandchild = hiding
-    held(local, gang)
-    running(local, gang)
-    pid = grandchild()
-    ended(local, gang)
-    assert not alive(pid)
-    assert mine(local, gang) == []
 
 
 def test_agents_that_do_not_answer_are_killed(
@@ -81,6 +71,23 @@ def test_agents_that_do_not_answer_are_killed(
     assert ended(local, gang).killed > 1
     assert not alive(pid)
     assert local.capacity().free == SLOTS
+
+
+def test_a_gang_without_its_coordinator_is_gone(
+    local: LocalEngine, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another agent is still there, because it has been stopped; ``end`` sees to that."""
+    monkeypatch.setattr(engine_module, "_PATIENCE_S", 0.5)
+    gang = plan("headless", replicas=2)
+    held(local, gang)
+    agents = {psutil.Process(found.pid).cmdline()[-1]: found.pid
+              for found in carrying(local.mark(gang.placement_id), None)}  # fmt: skip
+    os.kill(agents["worker-1"], signal.SIGSTOP)
+    os.kill(agents["worker-0"], signal.SIGKILL)
+    until(gone(local, gang), "the gang is gone")
+    assert alive(agents["worker-1"])
+    assert ended(local, gang).killed == 1
+    assert not alive(agents["worker-1"])
 
 
 def test_orphans_of_killed_agents_are_gone_when_the_next_job_has_their_slots(
@@ -164,7 +171,7 @@ def test_no_child_sees_airflows_settings(
                  "AIRFLOW__CORE__FERNET_KEY", "FFDL_LEDGER_URL", "AIRFLOW__FFDL__LEDGER_URL",
                  "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"):  # fmt: skip
         monkeypatch.setenv(name, MARK)
-    gang = plan("secrets", replicas=2, env={"OWN": "yes"})
+    gang = plan("secrets", replicas=2, training={"env": {"OWN": "yes"}})
     held(local, gang)
     running(local, gang)
     family = until(lambda: len(found := mine(local, gang)) == 4 and found, "two agents, two ranks")
@@ -224,26 +231,6 @@ def test_a_socket_folder_of_somebody_else_is_refused(
     ended(local, gang)
     open_to_all.rmdir()
     short.rmdir()
-
-
-def test_two_installations_leave_each_other_alone(
-    make_engine: MakeEngine, plan: Plan, tmp_path: Path
-) -> None:
-    """The same DAG in both: the same job id, and the same number of placement."""
-    one = make_engine(state_dir=tmp_path / "one")
-    two = make_engine(state_dir=tmp_path / "two")
-    gang, twin = plan("same"), plan("same")
-    for engine in (one, two):
-        held(engine, gang)
-    running(one, gang)
-    running(two, twin)
-    own = {process.pid for process in mine(two, twin)}
-    assert len(own) == 2
-    ended(one, gang)
-    assert {process.pid for process in mine(two, twin)} == own
-    assert one.placements() == []
-    assert two.placements() == [twin.placement_id]
-    assert two.observe(twin.placement_id, 0).gang_state == "running"
 
 
 def test_a_state_folder_by_another_name_is_the_same_installation(

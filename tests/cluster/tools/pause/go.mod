@@ -1,0 +1,3 @@
+module ffdl-airflow/tests/cluster/pause
+
+go 1.26.0
