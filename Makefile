@@ -4,24 +4,39 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOCK := $(BIN)/uv pip compile -q -U --universal --python-version 3.10 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 -p no:randomly
+OF_CORE := $(addprefix tests/,core properties stages stores)
 export UV_PYTHON := $(BIN)/python
 export UV_NO_CONFIG := 1
 # Every component is a process of its own; without byte code on disk each would compile Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test soak bench lint lock clean
+.PHONY: install demo up test cluster-tools test-cluster soak soak-cluster bench lint lock clean
 
 install: .venv/dev.stamp
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m ffdl_airflow.demo
 
+up: .venv/demo.stamp
+	$(BIN)/python -m ffdl_airflow.up
+
+# Coverage is measured where the core is tested: tracing costs as much again, also where nobody asks.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 -p no:randomly \
-		--cov ffdl_airflow.core --cov-branch --cov-report term
+	$(PYTEST) $(OF_CORE) --cov ffdl_airflow.core --cov-branch --cov-report term
+	$(PYTEST) $(addprefix --ignore=,$(OF_CORE))
+
+cluster-tools: install
+	$(BIN)/python -m tests.cluster.tools
+
+test-cluster: install cluster-tools
+	$(BIN)/python -m pytest tests/cluster --cluster --durations 10 -p no:randomly
 
 soak: install
 	$(BIN)/python -m pytest -m 'not bench' --soak --durations 20 -p no:randomly
+
+soak-cluster: install cluster-tools
+	$(BIN)/python -m pytest tests/cluster --cluster -m 'not bench' --soak --durations 20 -p no:randomly
 
 bench: install
 	$(BIN)/python -m pytest -m bench -s -p no:randomly
@@ -35,7 +50,7 @@ lint: install
 lock: $(BIN)/uv
 	$(LOCK) requirements/bootstrap.in -o requirements/bootstrap.txt
 	$(LOCK) pyproject.toml --extra demo --group build -o requirements/demo.txt
-	$(LOCK) pyproject.toml --extra demo --group dev -c requirements/demo.txt -o requirements/dev.txt
+	$(LOCK) pyproject.toml --extra demo --extra postgres --extra kubernetes --group dev -c requirements/demo.txt -o requirements/dev.txt
 
 clean:
 	rm -rf .venv build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache

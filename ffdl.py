@@ -55,6 +55,8 @@ RECONNECT_S = 5.0
 ANSWER_S = float(os.environ.get("FFDL_CHECKPOINT_TIMEOUT", "600"))
 """Longest wait for a checkpoint to be sealed, in seconds; hashing 100 GB takes minutes."""
 UNSENT_MOST_BYTES = 1 << 18
+RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Set by the agent and torchrun, by Open MPI's mpirun, by Intel MPI's and MPICH's."""
 
 
 class CheckpointError(RuntimeError):
@@ -262,8 +264,8 @@ class _Link:
                 message = "checkpoint of step %d: the job's agent cannot be reached" % step
                 raise CheckpointError(message)
         root = Path(os.environ["FFDL_CHECKPOINT_DIR"]) / "tmp"
-        attempt, rank = os.environ.get("FFDL_ATTEMPT", "1"), int(os.environ.get("RANK", "0"))
-        path = root / ("step-%012d.%s.rank-%d-%s" % (step, attempt, rank, os.urandom(4).hex()))
+        attempt = os.environ.get("FFDL_ATTEMPT", "1")
+        path = root / ("step-%012d.%s.rank-%d-%s" % (step, attempt, _rank(), os.urandom(4).hex()))
         try:
             path.mkdir(parents=True)
         except OSError as error:
@@ -328,7 +330,7 @@ class _Link:
         hello = {
             "t": "hello",
             "v": VERSION,
-            "rank": int(os.environ.get("RANK", "0")),
+            "rank": _rank(),
             "attempt": int(os.environ.get("FFDL_ATTEMPT", "0")),
             "pid": os.getpid(),
         }
@@ -383,6 +385,14 @@ class _Link:
         if self._socket is not None:
             self._socket.close()
         self._socket = None
+
+
+def _rank() -> int:
+    """This process's rank, by whatever has started it; 0 where nobody has said one."""
+    for name in RANK_NAMES:
+        if os.environ.get(name):
+            return int(os.environ[name])
+    return 0
 
 
 def _whole(step: Optional[int]) -> Optional[int]:

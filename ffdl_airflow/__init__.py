@@ -16,9 +16,14 @@ _HOMES: dict[str, str] = {
     "FfdlError": "ffdl_airflow.core.errors",
     "FfdlHook": "ffdl_airflow.hooks.ffdl",
     "FfdlRetryPolicy": "ffdl_airflow.operators.retry_policy",
+    "ReapOperator": "ffdl_airflow.operators.reap",
     "TrainingJob": "ffdl_airflow.core.job",
     "TrainingJobGroup": "ffdl_airflow.operators.group",
     "TrainingJobOperator": "ffdl_airflow.operators.training_job",
+    "TrainingJobSensor": "ffdl_airflow.sensors.job",
+    "UtilizationWatchdogSensor": "ffdl_airflow.sensors.job",
+    "model_asset": "ffdl_airflow.operators.assets",
+    "run_deadline": "ffdl_airflow.operators.deadline",
 }
 """Public name → module that defines it. `tests/architecture` resolves each."""
 

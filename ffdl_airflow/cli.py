@@ -5,6 +5,7 @@ own fault · 130 interrupted · 143 told to end (SIGTERM). No traceback for anyt
 """
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ class Terminated(KeyboardInterrupt):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     options = parser().parse_args(arguments)
+    # A signal may come while a connection is being closed, and SQLAlchemy would log its traceback.
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
     try:
         with _ends_on_sigterm():
             return _run(options)

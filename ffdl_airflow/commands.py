@@ -1,23 +1,22 @@
 """The commands of ``ffdl``: each reads its arguments, calls a stage and shows the answer."""
 
 import argparse
-import fcntl
 import json
-import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from ffdl_airflow import console, report, services
+from ffdl_airflow import ahead, console, report, services
+from ffdl_airflow.agent.protocol import who
+from ffdl_airflow.ahead import read_manifest, warn
 from ffdl_airflow.core.errors import (
     FfdlError,
+    InfrastructureError,
     JobStopped,
     NotFoundError,
     TrainingFailed,
@@ -27,17 +26,16 @@ from ffdl_airflow.core.events import Event
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.job import TrainingJob, job_id_for
 from ffdl_airflow.core.lifecycle import JobState, Phase, fold
-from ffdl_airflow.core.manifests.ffdl import read_job, read_yaml
-from ffdl_airflow.engines.base import SupportsTail
+from ffdl_airflow.engines.base import ProcessLog, SupportsTail
+from ffdl_airflow.exclusive import exclusive
 from ffdl_airflow.ledger.base import JobRow
-from ffdl_airflow.settings import default_ledger_url, from_environment
+from ffdl_airflow.settings import from_environment
 from ffdl_airflow.stages import look, wishes
 from ffdl_airflow.stages.advance import Driver, Ended, Outcome
 from ffdl_airflow.stages.deps import Deps
 from ffdl_airflow.stages.drive import drive
-from ffdl_airflow.stages.paths import resolve_paths
 from ffdl_airflow.stages.reap import reap
-from ffdl_airflow.stages.submit import check, submit, user_name, warnings
+from ffdl_airflow.stages.submit import submit, user_name, warnings
 
 _FOLLOW_S = 0.3
 """Time between two looks at a log that is followed. Chosen."""
@@ -48,36 +46,20 @@ _WIDE = ("job", "name", "phase", "replicas/gpus", "utilization", "duration", "ge
 Options = argparse.Namespace
 
 
-def validate(options: Options) -> int:
-    """Check a manifest against this installation; create nothing."""
-    job = _read_manifest(options.file)
-    with _looking() as deps:
-        check(deps, job, job_id=job_id_for(job.metadata.name, "validate"))
-        told = warnings(deps, job)
-    limit = job.spec.time_limit_s
-    size = report.count(job.spec.gang_size, "replica")
-    text = f"{options.file}: valid; {size}, {report.count(job.spec.total_gpus, 'GPU')}"
-    text += f", time limit {f'{limit:.0f} s of running' if limit else 'none'}"
-    document = {"valid": True, "warnings": told, "spec": job.document()}
-    console.answer(text, document, output=options.output)
-    _warn(told)
-    return 0
-
-
 def run(options: Options) -> int:
     """Run a job to its end, or go on with one."""
-    job = _read_manifest(options.file) if options.file else None
-    deps = _deps()
-    if options.job is not None:
-        _events(deps, options.job)
+    job = read_manifest(options.file) if options.file else None
     begun = options.job is not None
+    deps = _deps_with(options.job) if begun else _deps()
+    if begun:
+        _events(deps, options.job)
     job_id = options.job = options.job or _new_id(deps, job)
     with _only_driver(deps, job_id):
         if begun:
             _continue(deps, job_id, job)
         beside = console.beside(options.output)
         console.line(f"job {job_id}", to=beside)
-        _warn(warnings(deps, job) if job else [])
+        warn(warnings(deps, job) if job else [])
         with console.ProgressDisplay(beside) as display:
             goal = Goal(options.until)
             outcome = drive(deps, Driver(deps, job_id), goal, on_wait=display.waits)
@@ -87,44 +69,46 @@ def run(options: Options) -> int:
 
 def get(options: Options) -> int:
     """List jobs, or show one. An installation that there is not yet stays so."""
-    rows: Sequence[JobRow] = ()
-    if _installed():
-        deps = _deps()
-        rows = deps.ledger.jobs(options.job)
+    rows, missing = list[JobRow](), list[str]()
+    if services.is_installed(from_environment()):
+        known = _Known()
+        rows = [known.row(row) for row in known.ledger.jobs(options.job)]
+        missing = known.missing
     if options.job and not rows:
         raise NotFoundError(f"there is no job {options.job}")
     now = datetime.now(timezone.utc)
-    shown = [console.job_row(look.brought_up(deps, row), now) for row in rows]
+    shown = [report.job_row(row, now) for row in rows]
     columns = _WIDE if options.output == "wide" else _SHORT
     console.print_rows(shown, output=options.output, columns=columns)
+    warn(missing)
     return 0
 
 
 def describe(options: Options) -> int:
     """Tell a job's story: phases, attempts, data, cost, model."""
-    deps = _deps()
-    document = report.describe(
-        options.job, _story(deps, options.job), now=datetime.now(timezone.utc)
-    )
-    document["status"] = deps.ledger.jobs(options.job)[0].status
+    known = _known_with(options.job)
+    now = datetime.now(timezone.utc)
+    document = report.describe(options.job, known.story(options.job), now=now)
+    document["status"] = known.ledger.jobs(options.job)[0].status
     console.print_document(document, output=options.output)
+    warn(known.missing)
     return 0
 
 
 def events(options: Options) -> int:
     """Print the events of a job."""
-    rows = [
-        event.document() | {"text": report.event_text(event)}
-        for event in _story(_deps(), options.job)
-    ]
+    known = _known_with(options.job)
+    found = known.story(options.job)
+    rows = [event.document() | {"text": report.event_text(event)} for event in found]
     columns = ("seq", "at", "kind", "attempt", "text")
     console.print_rows(rows, output=options.output, columns=columns)
+    warn(known.missing)
     return 0
 
 
 def logs(options: Options) -> int:
-    """Print the log of a rank (rank 0 of the newest attempt), or follow it."""
-    deps = _deps()
+    """Print the log of a process (the first of the newest attempt), or follow it."""
+    deps = _deps_with(options.job)
     _events(deps, options.job)
     path = _log_path(deps, options)
     with Path(path).open("rb") as file:
@@ -143,7 +127,7 @@ def logs(options: Options) -> int:
 
 def evidence(options: Options) -> int:
     """Show why an attempt failed: its verdict and the tails of its ranks."""
-    deps = _deps()
+    deps = _deps_with(options.job)
     _events(deps, options.job)
     root = Path(deps.roots.state_dir) / "jobs" / options.job / "attempts"
     numbers = sorted(int(path.name) for path in root.glob("[0-9]*"))
@@ -154,7 +138,7 @@ def evidence(options: Options) -> int:
         raise NotFoundError(f"{which} of {options.job} has left evidence",
                             next_step="only failed attempts do; see `ffdl describe`")  # fmt: skip
     verdict = json.loads((folder / "verdict.json").read_text())
-    paths = sorted((folder / "ranks").iterdir(), key=lambda path: int(path.stem))
+    paths = sorted((folder / "ranks").iterdir(), key=lambda path: _by_number(path.stem))
     tails = {path.stem: path.read_text(errors="replace") for path in paths}
     document = {"job": options.job, "attempt": number, "verdict": verdict, "tails": tails,
                 "folder": str(folder)}  # fmt: skip
@@ -162,15 +146,20 @@ def evidence(options: Options) -> int:
     return 0
 
 
+def _by_number(label: str) -> tuple[bool, int, str]:
+    """Ranks in their order, then what has no rank."""
+    return not label.isdigit(), int(label) if label.isdigit() else 0, label
+
+
 def stop(options: Options) -> int:
     """Stop a job: save first, or at once."""
-    deps = _deps()
+    deps = _deps_with(options.job)
     mode = "now" if options.now else "save"
     state = fold(options.job, _events(deps, options.job))
     before = "has ended already: " if state.terminal else ""
     if not state.terminal:
         wishes.stop(deps, options.job, mode=mode, by=user_name())
-        state = drive(deps, Driver(deps, options.job), Goal.REGISTER).state
+        state = _obeyed(deps, options.job)
     reason = f": {state.reason}" if state.reason else ""
     text = f"{options.job} {before}{state.phase}{reason}"
     document = {"job": options.job, "phase": str(state.phase), "reason": state.reason}
@@ -180,9 +169,22 @@ def stop(options: Options) -> int:
     return 0
 
 
+def _obeyed(deps: Deps, job_id: str) -> JobState:
+    """The stop that is recorded, carried out; where that cannot be, it stays recorded."""
+    try:
+        return drive(deps, Driver(deps, job_id), Goal.REGISTER).state
+    except InfrastructureError as error:
+        first = f"{error.next_step}; " if error.next_step else ""
+        raise InfrastructureError(
+            f"{job_id} is not stopped yet: {error.cause}", evidence=error.evidence,
+            next_step=f"{first}the stop is recorded; whoever drives the job next obeys: "
+            f"`ffdl stop {job_id}`, or its task in Airflow",
+        ) from error  # fmt: skip
+
+
 def save(options: Options) -> int:
     """Ask a running job for a checkpoint now."""
-    deps = _deps()
+    deps = _deps_with(options.job)
     state = fold(options.job, _events(deps, options.job))
     if state.phase is not Phase.RUNNING:
         raise UserError(f"job {options.job}: found phase {state.phase}, allowed: Running",
@@ -196,10 +198,11 @@ def save(options: Options) -> int:
 
 
 def reap_(options: Options) -> int:
-    """End placements that no job needs any more."""
+    """End placements that no job needs any more; exit code 3 where one could not be."""
     rows = [vars(found) | {"placement": found.placement_id} for found in reap(_deps())]
-    console.print_rows(rows, output=options.output, columns=("placement", "why", "killed"))
-    return 0
+    columns = ("placement", "why", "killed", "error")
+    console.print_rows(rows, output=options.output, columns=columns)
+    return InfrastructureError.exit_code if any(row["error"] for row in rows) else 0
 
 
 def registry(options: Options) -> int:
@@ -219,48 +222,23 @@ def registry(options: Options) -> int:
     return 0
 
 
-def _installed() -> bool:
-    """Whether there is a ledger to read. One outside the state directory is asked in any case."""
-    settings = from_environment()
-    services.require_engine(settings)
-    own = settings.ledger_url == default_ledger_url(settings.state_dir)
-    return not own or settings.state_dir.exists()
-
-
-def _warn(texts: Sequence[str]) -> None:
-    for text in texts:
-        console.line(f"ffdl: warning: {text}", to=sys.stderr)
-
-
 def _deps() -> Deps:
     return services.deps(from_environment(), source={"user": user_name()})
 
 
-@contextmanager
-def _looking() -> Iterator[Deps]:
-    """The installation, or a passing one where there is none yet: a look leaves nothing behind."""
-    if _installed():
-        yield _deps()
-        return
-    with TemporaryDirectory(prefix="ffdl-") as folder:
-        passing = from_environment({**os.environ, "FFDL_STATE_DIR": folder})
-        roots = from_environment()
-        deps = services.deps(replace(passing, checkpoint_root=roots.checkpoint_root))
-        yield deps
+def _deps_with(job_id: str) -> Deps:
+    """The installation that has the job. Where there is none yet, none is made."""
+    _require_installed(job_id)
+    return _deps()
+
+
+def _require_installed(job_id: str) -> None:
+    if not services.is_installed(from_environment()):
+        raise NotFoundError(f"there is no job {job_id}")
 
 
 def _owner() -> dict[str, str]:
     return {"key": "command line", "user": user_name()}
-
-
-def _read_manifest(path: str) -> TrainingJob:
-    file = Path(path)
-    try:
-        text = sys.stdin.read() if path == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"-f: found {path} ({error}), allowed: a YAML file") from None
-    base = Path.cwd() if path == "-" else file.absolute().parent
-    return read_job(resolve_paths(read_yaml(text, source=path), base), source=path)
 
 
 def _new_id(deps: Deps, job: TrainingJob | None) -> str:
@@ -320,23 +298,13 @@ def _ended(job_id: str, state: JobState) -> FfdlError:
     )  # fmt: skip
 
 
-@contextmanager
-def _only_driver(deps: Deps, job_id: str) -> Iterator[None]:
+def _only_driver(deps: Deps, job_id: str) -> AbstractContextManager[None]:
     """Two command lines on one job: the second one is told so."""
-    folder = Path(deps.roots.state_dir) / "jobs" / job_id
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / "driver.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"job {job_id}: found another command line that drives it, allowed: one at a time",
-            next_step=f"watch it with `ffdl logs {job_id} -f`, or stop the other command",
-        ) from None
-    else:
-        yield
-    finally:
-        os.close(descriptor)
+    refusal = UserError(
+        f"job {job_id}: found another command line that drives it, allowed: one at a time",
+        next_step=f"watch it with `ffdl logs {job_id} -f`, or stop the other command",
+    )
+    return exclusive(Path(deps.roots.state_dir) / "jobs" / job_id / "driver.lock", refusal)
 
 
 def _events(deps: Deps, job_id: str) -> list[Event]:
@@ -354,6 +322,50 @@ def _story(deps: Deps, job_id: str) -> list[Event]:
     return found
 
 
+class _Known:
+    """What is known of jobs: with what their gangs have written since, as far as they answer.
+
+    ``missing``: what there is to say to a person of those that do not, in at most one line.
+    """
+
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+        self._deps: Deps | None = None
+        try:
+            self._deps = _deps()
+            self.ledger = self._deps.ledger
+        except InfrastructureError as error:  # the engine's, or the ledger's again
+            self._miss(error)
+            self.ledger = services.ledger(from_environment().ledger_url)
+
+    def row(self, row: JobRow) -> JobRow:
+        try:
+            return look.brought_up(self._deps, row) if self._deps else row
+        except InfrastructureError as error:
+            self._miss(error)
+            return row
+
+    def story(self, job_id: str) -> list[Event]:
+        """Raises NotFoundError where there is no such job."""
+        found = self.ledger.read(job_id)
+        try:
+            found = look.story(self._deps, job_id) if self._deps else found
+        except InfrastructureError as error:
+            self._miss(error)
+        if not found:
+            raise NotFoundError(f"there is no job {job_id}")
+        return found
+
+    def _miss(self, error: InfrastructureError) -> None:
+        text = f"what the gang has written since is not among this: {error.cause}"
+        self.missing = self.missing or [text]
+
+
+def _known_with(job_id: str) -> _Known:
+    _require_installed(job_id)
+    return _Known()
+
+
 def _is_over(deps: Deps, job_id: str) -> bool:
     state: JobState = fold(job_id, _story(deps, job_id))
     return not state.attempt_open
@@ -362,17 +374,37 @@ def _is_over(deps: Deps, job_id: str) -> bool:
 def _log_path(deps: Deps, options: Options) -> str:
     if not isinstance(deps.engine, SupportsTail):
         raise UserError(f"engine {deps.engine_name} keeps no logs on this host")
-    paths = deps.engine.log_paths(options.job)
-    attempt = options.attempt or max((key[1] for key in paths), default=0)
-    found = [path for key, path in paths.items() if key[1:] == (attempt, options.rank)]
-    if not paths:
-        raise NotFoundError(f"{options.job} has no logs: no attempt has started yet",
-                            next_step=f"see `ffdl events {options.job}`")  # fmt: skip
+    every = deps.engine.logs(options.job)
+    attempt = options.attempt or max((log.attempt for log in every), default=0)
+    found = [log for log in every if log.attempt == attempt and _is_meant(log, options)]
+    if not every:
+        raise _no_logs(deps, options.job)
     if not found:
-        have = ", ".join(f"attempt {a} rank {r}" for _, a, r in sorted(paths))
-        raise NotFoundError(f"{options.job} has no log of attempt {attempt} rank {options.rank}",
+        have = ", ".join(f"attempt {log.attempt} {who(log.replica, log.rank)}" for log in every)
+        wanted = options.replica or f"rank {options.rank or 0}"
+        raise NotFoundError(f"{options.job} has no log of attempt {attempt} {wanted}",
                             next_step=f"there are: {have}")  # fmt: skip
-    return found[-1]
+    newest = found[-1].placement
+    return next(log.path for log in found if log.placement == newest)
+
+
+def _no_logs(deps: Deps, job_id: str) -> NotFoundError:
+    state: JobState = fold(job_id, _story(deps, job_id))
+    if state.attempt == 0:
+        return NotFoundError(f"{job_id} has no logs: no attempt has started yet",
+                             next_step=f"see `ffdl events {job_id}`")  # fmt: skip
+    cause = (state.verdict or {}).get("cause") or state.reason
+    told = f"; the newest one: {cause}" if cause else ""
+    return NotFoundError(
+        f"{job_id} has no logs: no process has started in {report.count(state.attempt, 'attempt')}"
+        f"{told}", next_step=f"see `ffdl evidence {job_id}`",
+    )  # fmt: skip
+
+
+def _is_meant(log: ProcessLog, options: Options) -> bool:
+    """By rank, by the name of replica or process; by nothing: the first one of the attempt."""
+    by_rank = options.rank is None or log.rank == options.rank
+    return by_rank and options.replica in (None, log.replica, log.label)
 
 
 def _number_from(least: int) -> Callable[[str], int]:
@@ -388,6 +420,7 @@ def _number_from(least: int) -> Callable[[str], int]:
 
 
 Spec = tuple[tuple[str, ...], dict[str, Any]]
+_FILE: Spec = (("-f", "--file"), {"required": True, "help": "manifest, - for standard input"})
 _JOB: Spec = (("job",), {"metavar": "JOB", "help": "job id"})
 _ATTEMPT: Spec = (
     ("--attempt",),
@@ -395,8 +428,11 @@ _ATTEMPT: Spec = (
 )
 _GOALS = [goal.value for goal in Goal if goal is not Goal.RELEASE]
 TABLE: tuple[tuple[str, str, Callable[[Options], int], tuple[Spec, ...]], ...] = (
-    ("validate", "check a manifest; create nothing", validate,
-     ((("-f", "--file"), {"required": True, "help": "manifest, - for standard input"}),)),
+    ("validate", "check a manifest; create nothing", ahead.validate, (_FILE,)),
+    ("render", "show what a manifest would create; ask nobody", ahead.render, (_FILE,)),
+    ("doctor", "check this installation, and its cluster", ahead.doctor,
+     ((("--cluster",), {"action": "store_true", "help": "ask the cluster too"}),
+      (("--image",), {"help": "try a pod of this image there: it has to have Python"}))),
     ("run", "run a job to its end, or go on with one", run,
      ((("-f", "--file"), {"help": "manifest, - for standard input"}),
       (("--job",), {"help": "go on with this job"}),
@@ -406,7 +442,8 @@ TABLE: tuple[tuple[str, str, Callable[[Options], int], tuple[Spec, ...]], ...] =
     ("describe", "tell a job's story", describe, (_JOB,)),
     ("events", "print a job's events", events, (_JOB,)),
     ("logs", "print the log of a rank", logs,
-     (_JOB, (("--rank",), {"type": _number_from(0), "default": 0, "help": "rank (0)"}), _ATTEMPT,
+     (_JOB, (("--rank",), {"type": _number_from(0), "help": "rank (0)"}),
+      (("--replica",), {"help": "replica, for example ps-0"}), _ATTEMPT,
       (("-f", "--follow"), {"action": "store_true", "help": "until the attempt ends"}))),
     ("evidence", "show why an attempt failed", evidence, (_JOB, _ATTEMPT)),
     ("stop", "stop a job, after a save", stop,

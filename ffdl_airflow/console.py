@@ -18,8 +18,7 @@ from rich.text import Text
 
 from ffdl_airflow.core.errors import InfrastructureError
 from ffdl_airflow.core.lifecycle import JobState, Phase
-from ffdl_airflow.core.quantities import format_bytes, format_duration
-from ffdl_airflow.ledger.base import JobRow
+from ffdl_airflow.core.quantities import format_bytes
 from ffdl_airflow.stages.advance import Waits
 
 _EVERY_S = 5.0
@@ -106,6 +105,20 @@ def print_document(document: Mapping[str, Any], *, output: str) -> None:
         return
     plain = json.loads(json.dumps(document, default=str))
     _write(yaml.safe_dump(plain, sort_keys=False))
+
+
+def print_documents(documents: Sequence[Mapping[str, Any]], *, output: str) -> None:
+    """Several documents: a stream of YAML for people and ``kubectl``, one list in JSON."""
+    plain = json.loads(json.dumps(list(documents), default=str))
+    if output == "json":
+        _write(json.dumps(plain, indent=2) + "\n")
+        return
+    _write("".join(f"---\n{yaml_text(document)}" for document in plain))
+
+
+def yaml_text(document: Mapping[str, Any]) -> str:
+    """YAML with the fields in their own order."""
+    return yaml.safe_dump(document, sort_keys=False, width=100, allow_unicode=True)
 
 
 def answer(text: str, document: Mapping[str, Any], *, output: str) -> None:
@@ -209,49 +222,6 @@ class ProgressDisplay:
         ]  # fmt: skip
         text = f"attempt {outcome.state.attempt}, step {status['step']} {', '.join(numbers)}"
         return text.rstrip()
-
-
-def job_row(row: JobRow, now: datetime) -> dict[str, Any]:
-    """The columns of ``ffdl get``."""
-    summary = row.summary
-    started = datetime.fromisoformat(summary["submitted_at"])
-    ended = summary.get("ended_at")
-    until = datetime.fromisoformat(ended) if ended else now
-    model = summary.get("model") or {}
-    generations = summary.get("generations") or {}
-    return {
-        "job": row.job_id,
-        "name": summary["name"],
-        "phase": summary["phase"],
-        "replicas/gpus": f"{summary['replicas']}/{summary['gpus']}",
-        "utilization": _utilization(row),
-        "duration": format_duration((until - started).total_seconds()),
-        "generation": ",".join(f"{k}={v}" for k, v in sorted(generations.items())),
-        "model": f"{model['name']}:{model['version']}" if model else None,
-        "sha256": model.get("sha256"),
-        "attempt": summary.get("attempt"),
-        "step": summary.get("step"),
-        "team": summary.get("team"),
-        "reason": summary.get("reason") or summary.get("waiting"),
-    }
-
-
-def _utilization(row: JobRow) -> str | None:
-    """Of what runs the newest sample, of what has ended the mean over its attempts."""
-    if row.phase == Phase.RUNNING:
-        return utilization(row.status)
-    mean = row.summary.get("cpu_percent")
-    return None if mean is None else f"CPU {mean:.0f}%"
-
-
-def utilization(status: Mapping[str, Any] | None) -> str | None:
-    """Mean GPU use of the ranks, else their CPU use; None where nobody has measured."""
-    ranks = [rank for rank in (status or {}).get("ranks") or [] if rank.get("state") != "exited"]
-    for key, name in (("gpu_percent", "GPU"), ("cpu_percent", "CPU")):
-        values = [rank[key] for rank in ranks if rank.get(key) is not None]
-        if values:
-            return f"{name} {sum(values) / len(values):.0f}%"
-    return None
 
 
 def moved_text(store: Mapping[str, Any]) -> str:

@@ -4,10 +4,7 @@ Airflow's own home and state lie in ``$XDG_STATE_HOME/ffdl/demo`` and stay, so t
 shows what a warm start is worth.
 """
 
-import base64
 import os
-import shutil
-import subprocess
 import sys
 import threading
 import warnings
@@ -18,56 +15,46 @@ from pathlib import Path
 from typing import Any
 
 from ffdl_airflow import console, report, services
+from ffdl_airflow.core.errors import FfdlError
 from ffdl_airflow.core.lifecycle import fold
 from ffdl_airflow.core.quantities import format_duration
-from ffdl_airflow.settings import default_state_dir, from_environment
+from ffdl_airflow.examples import fernet_key, kept_slots, make_home, own_home, prepare_examples
+from ffdl_airflow.settings import from_environment
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "example_dags"
 DAG_FILE = "training_group.py"
+WATCHDOG = "watchdog"
+"""Task that is left out: one task runs at a time, and it would wait for launch."""
 _LOOK_S = 0.5
 """Time between two looks at the log. Chosen."""
 
 
 def main() -> int:
     """Run the demo; returns the exit code."""
-    if not (EXAMPLES / DAG_FILE).is_file():
-        sys.stderr.write("demo: run it in a checkout of the repository, where example_dags/ is\n")
-        return 2
-    home = default_state_dir({k: v for k, v in os.environ.items() if k != "AIRFLOW_HOME"}) / "demo"
-    _prepare(home)
+    home = own_home("demo")
+    try:
+        make_home(home, said="XDG_STATE_HOME")
+        prepare_examples(home / "dags")
+        os.environ.update(_airflow_settings(home))
+    except FfdlError as error:
+        sys.stderr.write(f"demo: {error.message}\n")
+        return error.exit_code
     console.line(f"Airflow starts; its home is {home}")
     dag = _load_dag(home)
     with _phases_shown():
-        run = dag.test()
+        run = dag.test(mark_success_pattern=rf".*\.{WATCHDOG}")
     _print_report(_newest_job())
     command = Path(sys.prefix) / "bin" / "ffdl"
     console.line(f"\nlook around: FFDL_STATE_DIR={home / 'ffdl'} {command} get -o wide")
     return 0 if str(run.state) == "success" else 1
 
 
-def _prepare(home: Path) -> None:
-    """Airflow's home, the DAG's folder and the digits as files: something to fetch."""
-    dags = home / "dags"
-    for source in sorted(EXAMPLES.rglob("*")):
-        target = dags / source.relative_to(EXAMPLES)
-        if source.is_dir() or "__pycache__" in source.parts:
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists() or target.read_bytes() != source.read_bytes():
-            shutil.copyfile(source, target)  # an equal file stays as it is: nothing to fetch anew
-    os.environ.update(_airflow_settings(home))
-    export = [sys.executable, str(dags / "digits" / "export_data.py"), str(dags / "digits-data")]
-    subprocess.run(export, check=True)
-
-
 def _airflow_settings(home: Path) -> Mapping[str, str]:
-    # Two ranks need two slots, also on a machine with one core.
-    slots = str(max(2, len(os.sched_getaffinity(0))))
+    slots = str(kept_slots())
     return {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__FERNET_KEY": _fernet_key(home / "fernet_key"),
+        "AIRFLOW__CORE__FERNET_KEY": fernet_key(home / "fernet_key"),
         "AIRFLOW__LOGGING__LOGGING_LEVEL": os.environ.get("FFDL_LOG_LEVEL", "ERROR").upper(),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
         "AIRFLOW__FFDL__STATE_DIR": str(home / "ffdl"),
@@ -75,15 +62,6 @@ def _airflow_settings(home: Path) -> Mapping[str, str]:
         "FFDL_STATE_DIR": str(home / "ffdl"),
         "FFDL_SLOTS": slots,
     }
-
-
-def _fernet_key(path: Path) -> str:
-    """Airflow encrypts what it keeps of triggers with it; made once."""
-    if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(base64.urlsafe_b64encode(os.urandom(32)))
-    return path.read_text(encoding="ascii")
 
 
 def _load_dag(home: Path) -> Any:
@@ -146,9 +124,10 @@ def _print_result(told: Mapping[str, Any]) -> None:
     console.line(f"checkpoint step {checkpoint.get('step')} {checkpoint.get('path')}")
     console.line(f"model {model.get('name')} version {model.get('version')} "
                  f"sha256 {model.get('sha256')}")  # fmt: skip
-    parts = {use: value for use, value in told["slot_seconds"].items() if use != "total"}
+    parts = report.slot_seconds(told["slot_seconds"], digits=1)
+    total = parts.pop("total")
     text = " + ".join(f"{use} {value:.1f}" for use, value in parts.items())
-    console.line(f"slot-seconds {text} = {told['slot_seconds']['total']:.1f}")
+    console.line(f"slot-seconds {text} = {total:.1f}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 _ADDED = "0.1.0"
+_ENGINE = (
+    "Where gangs run: local, kubernetes, or package.module:function of an engine from outside."
+)
 
 
 def _option(kind: str, default: str | None, text: str, *, example: str | None = None) -> Any:
@@ -56,25 +59,24 @@ _OPTIONS: dict[str, Any] = {
         "Folder of the directory registry. Default: models in state_dir.",
         example="/mnt/shared/models",
     ),
-    "engine": _option("string", "local", "Where gangs run: local or kubernetes."),
+    "engine": _option("string", "local", _ENGINE),
     "slots": _option(
         "integer",
         None,
         "Slots of the local engine. Default: the GPUs found, else the cores.",
         example="4",
     ),
+    "gpus": _option(
+        "integer",
+        None,
+        "GPUs that the local engine may use, 0 for none. Default: those of the host.",
+        example="8",
+    ),
     "heartbeat_s": _option("float", "2", "Seconds between two reports of a replica."),
     "silent_s": _option("float", "8", "Seconds without a report after which a replica is lost."),
     "hold_s": _option("float", "600", "Seconds that a placed gang waits for its launch."),
     "placement_s": _option("float", "300", "Seconds in which all replicas must be placed."),
     "grace_s": _option("float", "30", "Seconds to save a checkpoint before a stop."),
-    "log_level": _option("string", "INFO", "DEBUG, INFO, WARNING or ERROR."),
-    "failure_rules": _option(
-        "string",
-        None,
-        "YAML file with rules for failures of your own, asked before the built-in ones.",
-        example="/etc/ffdl/failures.yaml",
-    ),
     "installation_key": _option(
         "string",
         None,
@@ -83,11 +85,63 @@ _OPTIONS: dict[str, Any] = {
         "connection's password.",
     )
     | {"sensitive": True},
-    "images": _option(
+    "kubeconfig": _option(
         "string",
         None,
-        "JSON map from framework/version to container image.",
-        example='{"pytorch/2.9": "pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"}',
+        "Cluster of the kubernetes engine: path of a kubeconfig, or its content. "
+        "Default: the service account of the pod that Airflow runs in.",
+        example="/etc/ffdl/kubeconfig",
+    )
+    | {"sensitive": True},
+    "kube_context": _option("string", None, "Context of the kubeconfig. Default: its own."),
+    "kubernetes_conn_id": _option(
+        "string",
+        None,
+        "Cluster of the kubernetes engine by an Airflow connection of type kubernetes, instead of "
+        "kubeconfig.",
+        example="kubernetes_default",
+    ),
+    "namespace": _option(
+        "string",
+        None,
+        "Kubernetes: where the pods run. Default: that of kubernetes_conn_id, else default.",
+        example="ffdl-training",
+    ),
+    "agent_image": _option(
+        "string",
+        None,
+        "Kubernetes: image that brings the agent into the pods, see docker/agent/.",
+        example="registry.internal/ffdl-agent:0.1.0",
+    ),
+    "mover_image": _option(
+        "string",
+        None,
+        "Kubernetes: image with this package, for Jobs that copy data and models on the volumes; "
+        "without it the driver's host copies.",
+        example="registry.internal/ffdl-airflow:0.1.0",
+    ),
+    "pod_python": _option("string", "python3", "Kubernetes: Python of the jobs' images."),
+    "volumes": _option(
+        "string",
+        None,
+        "Kubernetes: claims that all pods mount, separated by commas.",
+        example="ffdl-data:/mnt/data:ro,ffdl-shared:/mnt/shared",
+    ),
+    "service_account": _option("string", None, "Kubernetes: account of the pods, without rights."),
+    "run_as_user": _option("string", "1000", "Kubernetes: user id in the pods, or image."),
+    "fs_group": _option("string", "1000", "Kubernetes: group id of the volumes, or image."),
+    "tolerations": _option(
+        "string",
+        None,
+        "Kubernetes: taints of nodes kept for training, separated by commas.",
+        example="ffdl.airflow/training=true:NoSchedule",
+    ),
+    "turnstile_namespace": _option(
+        "string",
+        None,
+        "Kubernetes: where the turnstile's Lease lies; one for installations in several namespaces "
+        "that share nodes. Default: namespace.",
+        example="ffdl-training",
     ),
 }
 """The section [ffdl]. A default of None is computed at run time."""
@@ -108,14 +162,15 @@ def _connection_type() -> dict[str, Any]:
             "placeholders": {"password": "required with a ledger other than SQLite"},
         },
         "conn-fields": {
-            "engine": _field(
-                "Engine", "Where gangs run.", enum=["local", "kubernetes", None], default=None
-            ),
+            "engine": _field("Engine", _ENGINE),
             "ledger_url": _field("Ledger URL", "Overrides [ffdl] ledger_url.", format="password"),
             "state_dir": _field("State folder", "Overrides [ffdl] state_dir."),
             "cache_dir": _field("Cache folder", "Overrides [ffdl] cache_dir."),
             "checkpoint_root": _field("Checkpoint folder", "Overrides [ffdl] checkpoint_root."),
             "model_root": _field("Model folder", "Overrides [ffdl] model_root."),
+            "kubernetes_conn_id": _field(
+                "Kubernetes connection", "Overrides [ffdl] kubernetes_conn_id."
+            ),
             "slots": _field("Slots", "Overrides [ffdl] slots.", type=["integer", "null"]),
             "hold_s": _field("Hold", "Overrides [ffdl] hold_s.", type=["number", "null"]),
         },
@@ -140,6 +195,7 @@ def get_provider_info() -> dict[str, Any]:
             {"integration-name": "FfDL training", "python-modules": ["ffdl_airflow.hooks.ffdl"]}
         ],
         "connection-types": [_connection_type()],
+        "extra-links": ["ffdl_airflow.links.job.TrainingJobLink"],
         "config": {
             "ffdl": {
                 "description": "Training jobs: where they run, and where their state lies.",

@@ -1,15 +1,17 @@
-"""A job told from its log: phases, attempts, data, cost, model. For ``describe`` and the demo."""
+"""A job told from its log and its row, as plain data. For the command line, the pages, the demo."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ffdl_airflow.core.accounting import cost
+from ffdl_airflow.agent.protocol import who
+from ffdl_airflow.core.accounting import cost, rounded
 from ffdl_airflow.core.events import Event, Kind, iso
-from ffdl_airflow.core.lifecycle import JobState, fold
+from ffdl_airflow.core.lifecycle import JobState, Phase, fold
 from ffdl_airflow.core.manifests.ffdl import read_job
 from ffdl_airflow.core.plan import gang_slots
 from ffdl_airflow.core.quantities import format_bytes, format_duration
+from ffdl_airflow.ledger.base import JobRow
 
 
 def describe(job_id: str, events: Sequence[Event], *, now: datetime) -> dict[str, Any]:
@@ -23,6 +25,7 @@ def describe(job_id: str, events: Sequence[Event], *, now: datetime) -> dict[str
         "phase": str(state.phase),
         "reason": state.reason or None,
         "waiting": state.waiting,
+        "warnings": warnings(events),
         "owner": dict(state.owner),
         "framework": job.spec.training.framework,
         "gang": {"replicas": job.spec.gang_size, "gpus": job.spec.total_gpus,
@@ -33,12 +36,15 @@ def describe(job_id: str, events: Sequence[Event], *, now: datetime) -> dict[str
         "checkpoint": dict(state.checkpoint) if state.checkpoint else None,
         "verdict": dict(state.verdict) if state.verdict else None,
         "model": dict(state.model) if state.model else None,
-        "slot_seconds": {
-            **{str(use): round(value, 3) for use, value in spent.by_use.items()},
-            "total": round(spent.total_s, 3),
-        },
+        "slot_seconds": slot_seconds({str(use): s for use, s in spent.by_use.items()}, digits=3),
         "spec": job.document(),
     }  # fmt: skip
+
+
+def slot_seconds(parts: Mapping[str, float], *, digits: int) -> dict[str, float]:
+    """Slot-seconds by use and their total, rounded for people: they add up as they are shown."""
+    found = rounded({use: value for use, value in parts.items() if use != "total"}, digits)
+    return {**found, "total": round(sum(found.values()), digits)}
 
 
 def phases(state: JobState, now: datetime) -> list[dict[str, Any]]:
@@ -75,11 +81,67 @@ def attempts(events: Sequence[Event]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def job_row(row: JobRow, now: datetime) -> dict[str, Any]:
+    """The columns of ``ffdl get``."""
+    summary = row.summary
+    started = datetime.fromisoformat(summary["submitted_at"])
+    ended = summary.get("ended_at")
+    until = datetime.fromisoformat(ended) if ended else now
+    model = summary.get("model") or {}
+    generations = summary.get("generations") or {}
+    return {
+        "job": row.job_id,
+        "name": summary["name"],
+        "phase": summary["phase"],
+        "replicas/gpus": f"{summary['replicas']}/{summary['gpus']}",
+        "utilization": _utilization(row),
+        "duration": format_duration((until - started).total_seconds()),
+        "generation": ",".join(f"{k}={v}" for k, v in sorted(generations.items())),
+        "model": f"{model['name']}:{model['version']}" if model else None,
+        "sha256": model.get("sha256"),
+        "attempt": summary.get("attempt"),
+        "step": summary.get("step"),
+        "team": summary.get("team"),
+        "reason": summary.get("reason") or summary.get("waiting") or summary.get("warning"),
+    }
+
+
+def _utilization(row: JobRow) -> str | None:
+    """Of what runs the newest sample, of what has ended the mean over its attempts."""
+    if row.phase == Phase.RUNNING:
+        return utilization(row.status)
+    mean = row.summary.get("cpu_percent")
+    return None if mean is None else f"CPU {mean:.0f}%"
+
+
+def utilization(status: Mapping[str, Any] | None) -> str | None:
+    """Mean GPU use of the ranks, else their CPU use; None where nobody has measured."""
+    ranks = [rank for rank in (status or {}).get("ranks") or [] if rank.get("state") != "exited"]
+    for key, name in (("gpu_percent", "GPU"), ("cpu_percent", "CPU")):
+        values = [rank[key] for rank in ranks if rank.get(key) is not None]
+        if values:
+            return f"{name} {sum(values) / len(values):.0f}%"
+    return None
+
+
+_WARNINGS = (Kind.WATCHDOG_WARNED, Kind.WATCHDOG_RECOVERED, Kind.CHECKPOINT_REFUSED)
+
+
+def warnings(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """What the watchdog has warned of or withdrawn, and the checkpoints that were refused."""
+    return [
+        {"at": iso(event.at), "kind": event.kind.value, "attempt": event.attempt,
+         "text": event_text(event)}
+        for event in events
+        if event.kind in _WARNINGS
+    ]  # fmt: skip
+
+
 def evidence_text(document: Mapping[str, Any]) -> str:
     """Why an attempt failed, for people: class, cause, what to do now, and the ends of its logs."""
     verdict = document["verdict"]
-    rank = verdict.get("rank")
-    where = "" if rank is None else f" (rank {rank}, {verdict['replica']})"
+    replica = verdict.get("replica")
+    where = "" if replica is None else f" ({who(replica, verdict.get('rank'))})"
     cost = "costs one of backoffLimit" if verdict.get("costs") else "costs nothing"
     lines = [
         f"attempt {document['attempt']}: {verdict['class']}{where}, {cost}",
@@ -88,7 +150,7 @@ def evidence_text(document: Mapping[str, Any]) -> str:
         f"kept:  {document['folder']}",
     ]
     for rank, tail in document["tails"].items():
-        lines += [f"--- rank {rank}", tail.rstrip("\n")]
+        lines += [f"--- rank {rank}" if rank.isdigit() else f"--- {rank}", tail.rstrip("\n")]
     return "\n".join(lines)
 
 
@@ -141,9 +203,14 @@ def _sealed(body: Mapping[str, Any]) -> Iterable[Any]:
     yield f"step {body['step']}, {format_bytes(body.get('bytes', 0))}{took}"
 
 
+def _running(body: Mapping[str, Any]) -> Iterable[Any]:
+    """What was tuned; the reasons stand in the event and in each log."""
+    return (f"{one['name']}={one['value']}" for one in body.get("tuned", ()))
+
+
 def _exited(body: Mapping[str, Any]) -> Iterable[Any]:
     how = f"signal {body['signal']}" if body.get("signal") else f"exit code {body.get('exit')}"
-    yield f"rank {body.get('rank')} of {body.get('replica')}: {how}"
+    yield f"{who(body.get('replica'), body.get('rank'))}: {how}"
 
 
 def _attempt_ended(body: Mapping[str, Any]) -> Iterable[Any]:
@@ -189,6 +256,20 @@ def _submitted(body: Mapping[str, Any]) -> Iterable[Any]:
     yield owner.get("user")
 
 
+def _placed(body: Mapping[str, Any]) -> Iterable[Any]:
+    nodes: Mapping[str, str] = body.get("nodes") or {}
+    if nodes:
+        yield ", ".join(f"{replica} on {node}" for replica, node in nodes.items())
+    else:
+        yield f"slots {' '.join(map(str, body.get('slots', ())))}"
+
+
+def _lost(body: Mapping[str, Any]) -> Iterable[Any]:
+    where = f" on {body['node']}" if body.get("node") else ""
+    yield f"{body.get('replica')}{where}: {body.get('what')}"
+    yield body.get("message")
+
+
 def _registered(body: Mapping[str, Any]) -> Iterable[Any]:
     yield f"{body.get('name')} version {body.get('version')}"
     yield f"sha256 {body.get('sha256')}"
@@ -200,10 +281,12 @@ _TEXTS: Mapping[Kind, _Texts] = {
     Kind.PREFETCH_STARTED: _sources,
     Kind.DATA_READY: _moved,
     Kind.RESERVE_INTENDED: lambda body: [f"placement {body.get('placement')}"],
-    Kind.PLACED: lambda body: [f"slots {' '.join(map(str, body.get('slots', ())))}"],
+    Kind.PLACED: _placed,
+    Kind.REPLICA_LOST: _lost,
     Kind.RESERVED: lambda body: [f"held for {format_duration(body.get('hold_s') or 0)}"],
     Kind.HOLD_EXPIRED: lambda body: [f"after {format_duration(body.get('held_s') or 0)}"],
     Kind.GO_INTENDED: _gone,
+    Kind.RUNNING: _running,
     Kind.PROGRESS_SUMMARY: _progress,
     Kind.CHECKPOINT_SEALED: _sealed,
     Kind.CHECKPOINT_REFUSED: _refused,
@@ -212,9 +295,14 @@ _TEXTS: Mapping[Kind, _Texts] = {
     Kind.VERDICT: lambda body: [f"{body.get('class')}: {body.get('cause')}"],
     Kind.RESTART_DECIDED: _restart,
     Kind.END_INTENDED: lambda body: [body.get("why"), body.get("mode")],
+    Kind.DEADLINE_MISSED: lambda body: [body.get("reason"), body.get("action")],
     Kind.TRAINED: lambda body: [f"step {body.get('step')}"],
     Kind.MODEL_REGISTERED: _registered,
     Kind.RELEASED: _released,
     Kind.STOP_WANTED: lambda body: [body.get("why"), body.get("mode"), body.get("by")],
-    Kind.CLEARED: lambda body: [body.get("task"), body.get("mode"), f"back to {body.get('to')}"],
+    Kind.CLEARED: lambda body: [
+        body.get("task"),
+        body.get("mode"),
+        f"back to {body.get('to') or 'Validated'}",
+    ],
 }

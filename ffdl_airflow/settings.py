@@ -1,9 +1,10 @@
 """All settings of an installation, frozen. Reads nothing by itself: values come as text.
 
-Names and defaults: CONTRACT, section 2. In Airflow the values come from section ``[ffdl]``, on the
+In Airflow the values come from section ``[ffdl]``, on the
 command line from ``FFDL_<KEY>``.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,25 +14,38 @@ from ffdl_airflow.core.errors import FieldProblem, SpecError
 from ffdl_airflow.core.plan import Timing
 
 _SECONDS = ("heartbeat_s", "silent_s", "hold_s", "placement_s", "grace_s")
+_KUBERNETES = (
+    "kubeconfig", "kube_context", "namespace", "agent_image", "mover_image", "pod_python",
+    "volumes", "service_account", "run_as_user", "fs_group", "tolerations",
+    "turnstile_namespace", "kubernetes_conn_id",
+)  # fmt: skip
+_DIGITS = 9
+"""Of a count, at most. Chosen: more than any machine has of anything."""
 KEYS = (
     "ledger_url", "state_dir", "cache_dir", "checkpoint_root", "model_root", "engine", "slots",
-    *_SECONDS, "log_level", "failure_rules", "installation_key", "images",
+    "gpus", *_SECONDS, "installation_key", *_KUBERNETES,
 )  # fmt: skip
+"""Every setting that something reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One installation. ``slots`` None: GPUs found, else cores."""
+    """One installation. ``slots`` None: the GPUs, else cores. ``gpus`` None: those found.
+
+    ``kubernetes`` has the values that only that engine reads, see its ``settings.py``.
+    """
 
     state_dir: Path
-    ledger_url: str
+    ledger_url: str = field(repr=False)
     cache_dir: Path
     checkpoint_root: Path
     model_root: Path
     engine: str = "local"
     slots: int | None = None
+    gpus: int | None = None
     timing: Timing = field(default_factory=Timing)
-    log_level: str = "info"
+    installation_key: str | None = field(default=None, repr=False)
+    kubernetes: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:
@@ -58,35 +72,72 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def from_values(values: Mapping[str, str], *, state_dir: Path) -> Settings:
-    """Settings from text values; ``state_dir`` is the default for that key."""
-    state = Path(values.get("state_dir") or state_dir).expanduser().absolute()
-    timing = {key: _number(values, key) for key in _SECONDS if values.get(key)}
-    slots = int(_number(values, "slots")) if values.get("slots") else None
-    if slots is not None and slots < 1:
-        raise SpecError([FieldProblem("slots", str(slots), "at least 1")], source="[ffdl]")
-    return Settings(
+    """Settings from text values; ``state_dir`` is the default for that key.
+
+    Raises SpecError with every key that is wrong by itself; what has to be tried is tried where it
+    is used.
+    """
+    read = _Reader(values)
+    state = read.path("state_dir", state_dir)
+    timing = {key: read.seconds(key) for key in _SECONDS if values.get(key)}
+    found = Settings(
         state_dir=state,
         ledger_url=values.get("ledger_url") or default_ledger_url(state),
-        cache_dir=Path(values.get("cache_dir") or state / "cache").expanduser().absolute(),
-        checkpoint_root=_path(values, "checkpoint_root", state / "checkpoints"),
-        model_root=_path(values, "model_root", state / "models"),
+        cache_dir=read.path("cache_dir", state / "cache"),
+        checkpoint_root=read.path("checkpoint_root", state / "checkpoints"),
+        model_root=read.path("model_root", state / "models"),
         engine=values.get("engine") or "local",
-        slots=slots,
+        slots=read.count("slots", least=1, allowed="a whole number, at least 1"),
+        gpus=read.count("gpus", least=0, allowed="a whole number, 0 for none"),
         timing=Timing(**timing),
-        log_level=values.get("log_level") or "info",
+        installation_key=values.get("installation_key") or None,
+        kubernetes={key: values[key] for key in _KUBERNETES if values.get(key)},
     )
+    if read.problems:
+        raise SpecError(read.problems, source="[ffdl]")
+    return found
 
 
-def _path(values: Mapping[str, str], key: str, default: Path) -> Path:
-    return Path(values.get(key) or default).expanduser().absolute()
+class _Reader:
+    """Reads values one by one and keeps what is wrong with them."""
 
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+        self.problems: list[FieldProblem] = []
 
-def _number(values: Mapping[str, str], key: str) -> float:
-    try:
-        number = float(values[key])
-    except ValueError:
-        number = -1.0
-    if number <= 0:
-        problem = FieldProblem(key, repr(values[key]), "a number above 0")
-        raise SpecError([problem], source="[ffdl]") from None
-    return number
+    def path(self, key: str, default: Path) -> Path:
+        """An absolute path."""
+        text = self._values.get(key) or str(default)
+        try:
+            found = Path(text).expanduser().absolute()
+        except RuntimeError:  # ~ of a user that there is not
+            found = Path("\0")
+        if "\0" in str(found):
+            self._wrong(key, repr(text), "the path of a folder")
+        return found
+
+    def seconds(self, key: str) -> float:
+        """A time."""
+        text = self._values[key]
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not (number > 0 and math.isfinite(number)):
+            self._wrong(key, repr(text), "a finite number above 0")
+            return 1.0
+        return number
+
+    def count(self, key: str, *, least: int, allowed: str) -> int | None:
+        """A whole number; None where nothing is said."""
+        text = self._values.get(key)
+        if not text:
+            return None
+        number = int(text) if text.isdecimal() and len(text) <= _DIGITS else -1
+        if number < least:
+            self._wrong(key, repr(text), allowed)
+            return None
+        return number
+
+    def _wrong(self, key: str, found: str, allowed: str) -> None:
+        self.problems.append(FieldProblem(key, found, allowed))

@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ hypothesis.settings.register_profile("soak", deadline=None, max_examples=2000)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="full counts instead of small samples")
+    parser.addoption("--cluster", action="store_true", help="also what needs the test cluster")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -117,6 +118,23 @@ def processes_under(root: Path) -> list[psutil.Process]:
             continue
         if "FFDL_PLACEMENT" in environment and any(str(root) in word for word in words):
             found.append(process)
+    return found
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that has ended and waits for its parent does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def environ_of(process: psutil.Process) -> Mapping[str, str]:
+    """The environment of a process; empty for one that has gone meanwhile."""
+    try:
+        found: Mapping[str, str] = process.environ()
+    except (psutil.Error, OSError):
+        return {}
     return found
 
 

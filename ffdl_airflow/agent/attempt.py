@@ -5,8 +5,8 @@ decides; all that is done is done by the replicas. The first failure is not judg
 moment exits are collected, so that the earliest real one is the cause and not a survivor's noise.
 """
 
+import errno
 import functools
-import socket
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 from . import attempt_record, detect, fence, preflight, protocol
@@ -57,6 +57,7 @@ class Attempt:
         self._order = order
         self._save_until = 0.0
         self._settling = False
+        self._ports: Dict[str, int] = {}
         self.phase = PREPARING
         self.then = HOLD
         self.record = Record(self._plan, int(order["attempt"]), order.get("resume_step"))
@@ -133,22 +134,22 @@ class Attempt:
             self._journal.append(protocol.J_SAVE, self.number, {"why": why})
             self._roster.broadcast({"do": "save", "attempt": self.number, "why": why})
 
-    def stop(self, mode: str, why: str, *, then: str, kind: str = protocol.CAUSE_STOP) -> None:
+    def stop(self, mode: str, cause: Cause, *, then: str) -> None:
         """End the attempt from outside; with mode ``save`` after a chance to save."""
         if then == LEAVE:
             self.then = LEAVE
         if self._settling:
             return  # a rank has failed just now: that is the cause, and the end is under way
-        cause = make_cause(kind, why)
         if mode != protocol.STOP_SAVE or self.phase in (PREPARING, STARTING, ENDING):
             self._end(self.record.cause or cause, survivors=False)
         elif self.phase == RUNNING:
             self.phase, self.record.cause = SAVING, cause
             self._save_until = self._loop.now() + self._plan.limits.grace_s
             self._untold = self._roster.living
-            self._journal.append(protocol.J_SAVE, self.number, {"why": why, "stop": True})
+            why = {"why": cause["text"]}
+            self._journal.append(protocol.J_SAVE, self.number, dict(why, stop=True))
             self._timers.later(self._plan.limits.grace_s, self._stop_saving)
-            self._roster.broadcast({"do": "save", "attempt": self.number, "why": why})
+            self._roster.broadcast(dict(why, do="save", attempt=self.number))
             self._changed()
 
     def on_sealed(self, step: int) -> None:
@@ -158,29 +159,32 @@ class Attempt:
             self._stop_saving()
 
     def _check_checkpoint(self) -> Any:
-        self._checkpoints.clear()
+        self._checkpoints.take_over()
         return preflight.check_resume(self._order.get("resume_from"))
 
     def _checked_checkpoint(self, fault: Any, error: Optional[BaseException]) -> None:
         name = self._plan.coordinator
         if fault is not None or error is not None:
-            check, text = fault or ("checkpoint-dir", "the check itself failed: %s" % error)
+            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+            check, text = fault or ("disk" if full else "checkpoint-dir", "not usable: %s" % error)
             self._unfit(name, {"check": check, "text": text})
         else:
             self._prepared(CHECKPOINT_CHECK, {})
 
-    def _prepared(self, name: str, _report: Dict[str, Any]) -> None:
+    def _prepared(self, name: str, report: Dict[str, Any]) -> None:
+        self._ports.update(report.get("ports") or {})
         self._waiting.discard(name)
         if self.phase != PREPARING or self._waiting:
             return
         if not fence.is_open(self._plan.dir):
-            self.stop(protocol.STOP_NOW, "the placement has been ended", then=LEAVE)
+            cause = make_cause(protocol.CAUSE_STOP, "the placement has been ended")
+            self.stop(protocol.STOP_NOW, cause, then=LEAVE)
             return
         self.phase = STARTING
         self._waiting = self._roster.living
         self._checkpoints.begin(self.number, self.record.resume_step)
         self._checkpoints.on_sealed = self.on_sealed
-        self._roster.broadcast(dict(self._order, do="start", port=free_port()))
+        self._roster.broadcast(dict(self._order, do="start", ports=self._ports))
 
     def _unfit(self, name: str, report: Dict[str, Any]) -> None:
         text = "%s, check %s: %s" % (name, report["check"], report["text"])
@@ -188,7 +192,7 @@ class Attempt:
         self._end(dict(cause, check=report["check"]), survivors=False)
 
     def _started(self, name: str, report: Dict[str, Any]) -> None:
-        self.record.started(name, report["pids"])
+        self.record.started(name, report["pids"], tuned=report.get("tuned") or [])
         self._waiting.discard(name)
         if self.phase != STARTING or self._waiting:
             return
@@ -274,8 +278,8 @@ class Attempt:
             self._end(self.record.cause, survivors=False)
 
     def _out_of_time(self) -> None:
-        text = "the time limit is reached"
-        self.stop(protocol.STOP_SAVE, text, then=LEAVE, kind=protocol.CAUSE_DEADLINE)
+        cause = make_cause(protocol.CAUSE_DEADLINE, "the time limit is reached")
+        self.stop(protocol.STOP_SAVE, cause, then=LEAVE)
 
     def _too_slow(self) -> None:
         text = "not all replicas have started within %.0f s: %s" % (
@@ -333,13 +337,3 @@ class Attempt:
         self._journal.append(protocol.J_ATTEMPT_ENDED, self.number, body)
         log("attempt %d ended: %s" % (self.number, body["cause"]["text"]))
         self._over()
-
-
-def free_port() -> int:
-    """A TCP port that is free now on this host.
-
-    Chosen by the kernel from its ephemeral range; the trainer binds it within seconds.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -22,19 +22,23 @@ def make_cause(
 
 def cause_of(entry: Entry) -> Cause:
     """A rank's own end as the cause."""
-    if entry["signal"] is not None:
+    if entry.get("oom"):
+        kind = protocol.CAUSE_OOM
+        how = "was killed, for its replica went over its memory limit"
+    elif entry["signal"] is not None:
         kind = protocol.CAUSE_SIGNAL
         how = "was killed by %s" % launcher.signal_name(entry["signal"])
     else:
         kind, how = protocol.CAUSE_EXIT, "exited with code %s" % entry["exit"]
-    text = "rank %s of %s %s" % (entry["rank"], entry["replica"], how)
+    text = "%s %s" % (protocol.who(entry["replica"], entry["rank"]), how)
     cause = make_cause(kind, text, replica=entry["replica"], rank=entry["rank"])
     return dict(cause, exit=entry["exit"], signal=entry["signal"])
 
 
 def public(entry: Entry) -> Entry:
     """An exit as the journal shows it."""
-    return {key: entry[key] for key in ("replica", "rank", "exit", "signal", "pid", "ended_at")}
+    keys = ("replica", "rank", "local_rank", "exit", "signal", "pid", "ended_at")
+    return {key: entry[key] for key in keys}
 
 
 class Record:
@@ -57,24 +61,36 @@ class Record:
         self._exits: Dict[Tuple[str, int], Entry] = {}
         self._left: List[int] = []
         self._cpu_s: Dict[str, float] = {}
+        self._tuned: Dict[Tuple[str, str, str], List[str]] = {}
 
     @property
     def ok(self) -> bool:
         """Whether the attempt ended well."""
         return self.cause is not None and self.cause["kind"] == protocol.CAUSE_OK
 
-    def started(self, replica: str, pids: Dict[str, int]) -> None:
-        """A replica has started its ranks."""
-        for rank, pid in pids.items():
-            entry = {"replica": replica, "rank": int(rank), "pid": pid, "exit": None,
-                     "signal": None, "ended_at": None, "failed": False, "ended": False}  # fmt: skip
-            self._exits.setdefault((replica, int(rank)), entry)
+    def started(self, replica: str, pids: Dict[str, int], *, tuned: List[List[str]]) -> None:
+        """A replica has started its processes; ``pids`` by their local number.
+
+        ``tuned``: (name, value, why) of the settings that were decided there.
+        """
+        for name, value, why in tuned:
+            known = self._tuned.setdefault((name, value, why), [])
+            known.append(replica)
+        for process in self._plan.replica(replica).processes:
+            entry = {"replica": replica, "rank": process.rank, "local_rank": process.local_rank,
+                     "pid": pids[str(process.local_rank)], "exit": None, "signal": None,
+                     "ended_at": None, "failed": False, "ended": False}  # fmt: skip
+            self._exits.setdefault((replica, process.local_rank), entry)
 
     def run(self) -> Dict[str, Any]:
         """All have started. Returns the body of ``Running``."""
         self.running_at = protocol.now_iso()
         self._running_since = time.monotonic()
-        return {"started_at": self.running_at}
+        tuned = [
+            {"name": name, "value": value, "why": why, "replicas": len(replicas)}
+            for (name, value, why), replicas in sorted(self._tuned.items())
+        ]
+        return {"started_at": self.running_at, "tuned": tuned}
 
     def running_s(self) -> float:
         """Seconds since Running, 0 before."""
@@ -93,17 +109,19 @@ class Record:
 
     def exited(self, replica: str, report: Dict[str, Any]) -> Entry:
         """A rank has ended. Returns its entry; ``failed`` says that it counts as a failure."""
-        entry = {key: report[key] for key in ("rank", "pid", "exit", "signal", "ended_at")}
+        keys = ("rank", "local_rank", "pid", "exit", "signal", "ended_at")
+        entry = {key: report[key] for key in keys}
         failed = report["exit"] != 0 and replica not in self._plan.evaluators
         entry.update(
             replica=replica,
             failed=failed,
             ended=True,
             tail=report.get("tail", ""),
+            oom=bool(report.get("oom")),
             cpu_s=report.get("cpu_s"),
             max_rss_bytes=report.get("max_rss_bytes"),
         )
-        self._exits[(replica, int(report["rank"]))] = entry
+        self._exits[(replica, int(report["local_rank"]))] = entry
         return entry
 
     def stopped(self, replica: str, report: Dict[str, Any]) -> None:
@@ -116,7 +134,7 @@ class Record:
     def running(self, replicas: List[str]) -> bool:
         """Whether a rank of these replicas still runs or has not been started yet."""
         expected = [
-            (name, process.rank)
+            (name, process.local_rank)
             for name in replicas
             for process in self._plan.replica(name).processes
         ]
@@ -157,16 +175,26 @@ class Record:
         }
 
     def _tail(self, cause: Cause) -> str:
-        if cause["kind"] in (protocol.CAUSE_EXIT, protocol.CAUSE_SIGNAL):
-            entry = self._exits.get((cause["replica"], cause["rank"]), {})
+        if cause["kind"] in (protocol.CAUSE_EXIT, protocol.CAUSE_SIGNAL, protocol.CAUSE_OOM):
+            entry = self._entry(cause)
             return str(entry.get("tail", ""))[-protocol.TAIL_BYTES :]
-        if cause["rank"] is not None:
+        if cause["kind"] in (protocol.CAUSE_HANG, protocol.CAUSE_START):
             replica = self._plan.replica(cause["replica"])
-            path = launcher.log_path(replica, cause["rank"], self.attempt)
-            return launcher.tail(path, protocol.TAIL_BYTES)
+            for process in replica.processes:
+                if process.rank == cause["rank"]:
+                    path = launcher.log_path(replica, process, self.attempt)
+                    return launcher.tail(path, protocol.TAIL_BYTES)
         return ""
+
+    def _entry(self, cause: Cause) -> Entry:
+        """The failed process that the cause names; the first, where it has no rank."""
+        for entry in self.failures():
+            if (entry["replica"], entry["rank"]) == (cause["replica"], cause["rank"]):
+                return entry
+        return {}
 
     @staticmethod
     def _rank(entry: Entry) -> Entry:
-        keys = ("replica", "rank", "exit", "signal", "ended_at", "cpu_s", "max_rss_bytes")
+        keys = ("replica", "rank", "local_rank", "exit", "signal", "ended_at", "cpu_s",
+                "max_rss_bytes")  # fmt: skip
         return {key: entry.get(key) for key in keys}

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import marshal
 import os
+import sys
 import threading
 import zipfile
 from typing import Dict, List, Tuple
@@ -80,3 +81,7 @@ def _byte_code(name: str, source: bytes) -> bytes:
 def _read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
+
+
+if __name__ == "__main__":  # what docker/agent/ calls
+    build_zipapp(sys.argv[1])

@@ -68,12 +68,15 @@ class Checkpoints:
         self.warnings: List[str] = []
         self.on_sealed: Callable[[int], None] = lambda _step: None
 
-    def clear(self) -> None:
-        """Remove leftovers of earlier attempts. Blocking, call beside the loop, before `begin`.
+    def take_over(self) -> None:
+        """Become the writer, and remove leftovers of earlier attempts. Blocking, call beside the
+        loop, before `begin`.
 
-        Step directories that lie there unsealed belong to none of the attempts to come.
+        A placement that was given up and lives on seals nothing from now on. Step directories that
+        lie there unsealed belong to none of the attempts to come.
         """
         os.makedirs(self._plan.checkpoint_dir, exist_ok=True)
+        sealing.become_writer(self._plan.checkpoint_dir, self._plan.placement)
         for name in sealing.clear_tmp(self._plan.checkpoint_dir):
             log("left by an earlier attempt and removed: %s" % name)
         self._known = sealing.unsealed(self._plan.checkpoint_dir)
@@ -207,7 +210,7 @@ class Checkpoints:
                 self._plan.checkpoint_dir,
                 job.own or sealing.merge(parts),
                 step=job.step,
-                attempt=self._attempt,
+                by=sealing.Writer(self._plan.placement, self._attempt),
                 world_size=self._plan.world_size,
                 generation=self._plan.generation,
             )

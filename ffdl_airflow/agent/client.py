@@ -6,7 +6,8 @@ The end of the connection is reported at once, also between requests.
 import socket
 from typing import Any, Callable, Dict, Optional
 
-from . import wire
+from . import address, wire
+from .address import Address
 from .loop import Loop, Timer
 
 Done = Callable[[int, Dict[str, Any]], None]
@@ -14,11 +15,11 @@ Done = Callable[[int, Dict[str, Any]], None]
 
 
 class Channel:
-    """One connection to ``path``, opened at the first request and again after it broke."""
+    """One connection to ``to``, opened at the first request and again after it broke."""
 
-    def __init__(self, loop: Loop, *, path: str, token: str) -> None:
+    def __init__(self, loop: Loop, *, to: Address, token: str) -> None:
         self._loop = loop
-        self._path = path
+        self._to = to
         self._token = token
         self._socket: Optional[socket.socket] = None
         self._received = bytearray()
@@ -34,26 +35,40 @@ class Channel:
         self._done = done
         self._unsent += wire.post(path, document, token=self._token)
         self._timer = self._loop.call_later(timeout_s, self._lost)
-        if self._socket is None and not self._connect():
-            self._lost_soon()
-            return
-        self._writable()
+        if self._socket is not None:
+            self._writable()
+        elif self._to.is_local:
+            self._dial_here()
+        else:
+            self._dial_in_thread(timeout_s)
 
     def close(self) -> None:
         """Hang up; a request that is under way is forgotten."""
         self._done = None
         self._drop()
 
-    def _connect(self) -> bool:
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        peer.setblocking(False)
+    def _dial_here(self) -> None:
         try:
-            peer.connect(self._path)
+            self._socket = address.dial(self._to, timeout_s=0.0)
         except OSError:
-            peer.close()
-            return False
-        self._socket = peer
-        return True
+            self._lost_soon()
+        else:
+            self._writable()
+
+    def _dial_in_thread(self, timeout_s: float) -> None:
+        request = self._done
+
+        def dialled(peer: Any, error: Optional[BaseException]) -> None:
+            if self._done is not request or self._socket is not None:
+                if error is None:
+                    peer.close()  # nobody waits for it any more
+            elif error is not None:
+                self._lost()
+            else:
+                self._socket = peer
+                self._writable()
+
+        self._loop.in_thread(lambda: address.dial(self._to, timeout_s=timeout_s), dialled)
 
     def _writable(self) -> None:
         peer = self._socket

@@ -4,8 +4,9 @@ from typing import Any, Callable, Dict, Tuple
 
 from . import launcher, protocol
 from .gang import HOLD, LEAVE, Gang
-from .plan import Plan
+from .plan import Plan, Process, ReplicaPlan
 from .server import Connection
+from .status import Asked
 from .wire import Request, WireError
 
 Route = Callable[[Request, Connection], None]
@@ -42,15 +43,16 @@ class Control:
             raise WireError(400, str(error)) from error
 
     def _status(self, request: Request, connection: Connection) -> None:
-        after = _number(request.query, "after", -1)
+        after = int(_number(request.query, "after", -1))
         wait_s = _number(request.query, "wait", 0)
-        self._gang.board.request(int(after), wait_s, connection)
+        journal = int(_number(request.query, "journal", 0)) if "journal" in request.query else None
+        self._gang.board.request(Asked(after, journal), wait_s, connection)
 
     def _tail(self, request: Request, connection: Connection) -> None:
         replica = self._plan.replica(request.query.get("replica", self._plan.coordinator))
-        rank = int(_number(request.query, "rank", replica.processes[0].rank))
+        process = _process(replica, request.query)
         size = int(_number(request.query, "bytes", protocol.TAIL_BYTES))
-        path = launcher.log_path(replica, rank, self._gang.current_attempt())
+        path = launcher.log_path(replica, process, self._gang.current_attempt())
         text = launcher.tail(path, max(0, min(size, TAIL_MOST_BYTES)))
         connection.respond(200, {"v": 1, "text": text})
 
@@ -96,3 +98,12 @@ def _number(query: Dict[str, str], field: str, default: float) -> float:
         return float(query.get(field, default))
     except ValueError:
         raise WireError(400, "%s: %r is not a number" % (field, query.get(field))) from None
+
+
+def _process(replica: ReplicaPlan, query: Dict[str, str]) -> Process:
+    """The process of that rank; the replica's first where none is asked for."""
+    for process in replica.processes:
+        if query.get("rank") in (None, str(process.rank)):
+            return process
+    message = "replica %s has no process of rank %s" % (replica.name, query.get("rank"))
+    raise WireError(400, message)

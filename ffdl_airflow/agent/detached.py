@@ -15,6 +15,8 @@ The folder::
     starts.json     how often it was started without getting further
     log             its standard output and error
 
+The process runs on the asker's host, unless a :class:`Runner` brings it elsewhere, near the data.
+
 Rejected: a lock that the new process takes by itself. Two askers would start two processes, and
 an asker could not tell "not yet up" from "died". So the asker takes the lock and hands the open
 descriptor over; the lock is held without a gap.
@@ -24,13 +26,14 @@ import contextlib
 import fcntl
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple, Type
 
 from . import protocol
 
@@ -109,14 +112,45 @@ def _is_file_at(descriptor: int, path: str) -> bool:
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
 
+class Turn(Protocol):
+    """The right to start the process of a work; nobody else has it until it is closed."""
+
+    def start(self, module: str) -> None:
+        """Start ``python -m module request.json`` for the work."""
+
+    def close(self) -> None:
+        """Give the right back. A process that was started goes on."""
+
+
+class Runner(Protocol):
+    """Where the process of a work runs: on this host, or near its data."""
+
+    def take(self, work: "Work") -> Optional[Turn]:
+        """The right to start the process; None while one lives, or while another asker has it."""
+
+    def said(self, work: "Work") -> str:
+        """Why the process is not up yet, or how the last one ended: a sentence, or nothing."""
+
+    def abandon(self, work: "Work") -> None:
+        """Nobody wants the result any more. A process that lives would see that by itself."""
+
+
+class Beside(Protocol):
+    """Choice of a runner by what the work reads and writes."""
+
+    def __call__(self, folders: Sequence[str]) -> Optional[Runner]:
+        """One whose processes see all these folders; None for this host."""
+
+
 class Work:
     """The folder of one piece of work, as those see it who ask for the result.
 
     Every method is short and may be called by several processes at once.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, runner: Optional[Runner] = None) -> None:
         self.directory = directory
+        self._runner = OwnHost() if runner is None else runner  # type: Runner
 
     def path(self, *names: str) -> str:
         """Path of something in the folder."""
@@ -130,15 +164,18 @@ class Work:
 
     def drop(self, job: str) -> None:
         """Take the claim back and forget the answer. The next ``ask`` begins anew."""
+        unfinished = job in self.waiting()
         for folder in ("claims", "answers"):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(self.path(folder, checked(job)))
+        if unfinished and not self.claims():
+            self._runner.abandon(self)
 
     def claims(self) -> List[str]:
         """The jobs that want the result, sorted."""
         try:
             return sorted(os.listdir(self.path("claims")))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def waiting(self) -> List[str]:
@@ -161,10 +198,10 @@ class Work:
         """Whether the process lives now."""
         if not os.path.isdir(self.directory):
             return False
-        lock = try_lock(self.path("lock"))
-        if lock is None:
+        turn = self._runner.take(self)
+        if turn is None:
             return True
-        os.close(lock)
+        turn.close()
         return False
 
     def log_tail(self, size: int = protocol.TAIL_BYTES) -> str:
@@ -180,27 +217,29 @@ class Work:
         """Claim the result for ``job`` and start ``python -m module request.json`` if none runs.
 
         Returns (ANSWERED, the answer), (RUNNING, the progress), or (DIED, {"tail": end of the log})
-        after MAX_FRUITLESS_STARTS processes that ended without an answer and without progress.
+        after MAX_FRUITLESS_STARTS processes that ended without an answer and without progress. A
+        process that is not up yet has its reason under ``phase``.
         """
         self.claim(job)
         answer = self.answer(job)
         if answer is not None:
             return ANSWERED, answer
-        lock = try_lock(self.path("lock"))
-        if lock is None:
-            return RUNNING, self.progress()
+        turn = self._runner.take(self)
+        if turn is None:
+            said = self._runner.said(self)
+            return RUNNING, {"phase": said} if said else self.progress()
         try:
             answer = self.answer(job)  # may have come just before the lock was let go
             if answer is not None:
                 return ANSWERED, answer
             if self._count_start() > MAX_FRUITLESS_STARTS:
                 self.forget_starts()
-                return DIED, {"tail": self.log_tail()}
+                return DIED, {"tail": "%s\n%s" % (self.log_tail(), self._runner.said(self))}
             protocol.write_json(self.path("request.json"), dict(request))
-            _start(self, module, lock)
+            turn.start(module)
             return RUNNING, {}  # the numbers that are there are those of the process before
         finally:
-            os.close(lock)
+            turn.close()
 
     def _count_start(self) -> int:
         """Number of this start among those in a row that got no further."""
@@ -233,6 +272,50 @@ def checked(job: str) -> str:
     if not _JOB.fullmatch(job):
         raise ValueError("a job's id has letters, digits, '.', '_' and '-', not %r" % job)
     return job
+
+
+class OwnHost:
+    """The process is a child of the asker's, and outlives it."""
+
+    def take(self, work: Work) -> Optional[Turn]:
+        """The lock of the work, which the process inherits."""
+        lock = try_lock(work.path("lock"))
+        return None if lock is None else _Locked(work, lock)
+
+    def said(self, work: Work) -> str:
+        """Nothing: it starts at once, and its log tells the rest."""
+        return ""
+
+    def abandon(self, work: Work) -> None:
+        """Nothing: it sees that by itself."""
+
+
+class _Locked:
+    """Holds the lock until the process has it."""
+
+    def __init__(self, work: Work, lock: int) -> None:
+        self._work, self._lock = work, lock
+
+    def start(self, module: str) -> None:
+        _start(self._work, module, self._lock)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+def main(arguments: List[str]) -> None:
+    """Become the process of a work: ``python -m ffdl_airflow.agent.detached MODULE request.json``.
+
+    For runners that cannot hand open files over. What it prints goes to the work's log.
+    """
+    module, request = arguments
+    log = open(os.path.join(os.path.dirname(request), "log"), "ab")  # noqa: SIM115 - until the end
+    sys.stderr.write("the log is %s\n" % log.name)
+    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(log.fileno(), stream.fileno())
+    sys.argv = [module, request]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _start(work: Work, module: str, lock: int) -> None:
@@ -360,3 +443,7 @@ class Worker:
         # A full disk must not end the work here: the work itself meets it and reports it better.
         with contextlib.suppress(OSError):
             protocol.write_json(self.work.path("progress.json"), document)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -10,6 +10,8 @@ from . import protocol
 from .plan import Limits
 
 Row = Dict[str, Any]
+SPINS_PERCENT = 50.0
+"""Use from which a rank without steps counts as spinning (cases.md D08: 95 to 100). Chosen."""
 
 
 class RankView(NamedTuple):
@@ -24,7 +26,7 @@ class Hang(NamedTuple):
     """The rank that is furthest behind, and the sentence for people."""
 
     replica: str
-    rank: int
+    rank: Optional[int]
     phase: str
     text: str
 
@@ -52,10 +54,25 @@ def find_hang(
     if quiet_s <= limit_s:
         return None
     last = min(stepped, key=lambda view: (view.row["step"], view.row["step_at"] or ""))
-    text = "no rank has done a step for %.1f s (limit %.1f s); rank %d of %s is at step %d" % (
-        quiet_s, limit_s, last.row["rank"], last.replica, last.row["step"],
+    text = "no rank has done a step for %.1f s (limit %.1f s); %s is at step %d" % (
+        quiet_s, limit_s, protocol.who(last.replica, last.row["rank"]), last.row["step"],
     )  # fmt: skip
-    return Hang(last.replica, last.row["rank"], "training", text)
+    return Hang(last.replica, last.row["rank"], "training", text + _use(stepped))
+
+
+def _use(views: List[RankView]) -> str:
+    """What the ranks use meanwhile. One that idles while all others spin is the suspect."""
+    for key, name in (("gpu_percent", "GPU"), ("cpu_percent", "CPU")):
+        used = [(view.row[key], view) for view in views if view.row.get(key) is not None]
+        if not used:
+            continue
+        percents = [percent for percent, _ in used]
+        text = "; their %s use is %.0f to %.0f %%" % (name, min(percents), max(percents))
+        idle = [view for percent, view in used if percent < SPINS_PERCENT]
+        if len(idle) == 1 and len(used) > 1:
+            text += ", the low one is %s" % protocol.who(idle[0].replica, idle[0].row["rank"])
+        return text
+    return ""
 
 
 def _limit_s(stepped: List[RankView], limits: Limits) -> float:

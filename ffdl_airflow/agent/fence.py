@@ -30,6 +30,17 @@ def is_open(placement_dir: str) -> bool:
     return os.path.isdir(placement_dir) and not os.path.lexists(ended)
 
 
+def end_mode(placement_dir: str) -> Optional[str]:
+    """How the placement is to end, None while it is open. A mark that says nothing means now."""
+    if is_open(placement_dir):
+        return None
+    try:
+        mark = protocol.read_json(os.path.join(placement_dir, protocol.FENCE_ENDED)) or {}
+    except (OSError, ValueError):
+        mark = {}
+    return protocol.STOP_SAVE if mark.get("mode") == protocol.STOP_SAVE else protocol.STOP_NOW
+
+
 def take(path: str, *, wait_s: float) -> Optional[int]:
     """Take an exclusive lock on the file, trying for ``wait_s`` seconds.
 

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import detect, ending, fence, protocol, status
 from .attempt import HOLD, LEAVE, Attempt, Parts
+from .attempt_record import make_cause
 from .checkpoints import Checkpoints
 from .journal import Journal
 from .log import log
@@ -15,11 +16,12 @@ from .loop import Loop, Timer
 from .plan import Plan
 from .replica import Replica
 from .roster import Roster
+from .usage import Usage
 
 Answer = Tuple[int, Dict[str, Any]]
 
 PROGRESS_S = 60.0
-"""Shortest time between two ``ProgressSummary`` entries (DESIGN 1)."""
+"""Shortest time between two ``ProgressSummary`` entries. Chosen."""
 FAREWELL_S = 2.0
 """How long to wait for followers to leave; they need milliseconds. Chosen."""
 
@@ -45,7 +47,9 @@ class Gang:
         self.roster.on_lost = self._lost
         self.roster.on_gone = self._farewell
         self.checkpoints = Checkpoints(loop, plan, roster=self.roster, journal=journal)
-        self.board = status.StatusBoard(loop, self._document)
+        self.usage = Usage(plan)
+        self.board = status.StatusBoard(loop, self._document, journal)
+        journal.on_durable = lambda: loop.soon(self.board.publish)
         self._idle_state = protocol.JOINING
         self._attempt: Optional[Attempt] = None
         self._record_state = protocol.JOINING
@@ -93,6 +97,7 @@ class Gang:
         parts = Parts(self._loop, self._plan, self.roster, self._journal, self.checkpoints)
         self._attempt = Attempt(parts, order, changed=self.board.publish, over=self._over)
         self._attempt.begin()
+        self.usage.begin()
         self._answers[number] = 200, {"v": 1, "ok": True, "attempt": number}
         return self._answers[number]
 
@@ -107,7 +112,7 @@ class Gang:
         """End the running attempt, then hold again or leave."""
         log("stop %s, then %s: %s" % (mode, then, why))
         if self._attempt is not None:
-            self._attempt.stop(mode, why, then=then)
+            self._attempt.stop(mode, make_cause(protocol.CAUSE_STOP, why), then=then)
         elif then == LEAVE:
             self.leave(why)
         return 202, {"v": 1, "ok": True, "state": self.state}
@@ -123,16 +128,40 @@ class Gang:
 
     def terminated(self) -> None:
         """The agent itself was asked to end (SIGTERM)."""
-        self.stop(protocol.STOP_SAVE, "the coordinator's agent was told to end", then=LEAVE)
+        self._told_to_end(self._plan.coordinator)
+
+    def _told_to_end(self, name: str) -> None:
+        why = "the agent of %s was told to end" % name
+        log(why)
+        if self._attempt is None:
+            self.leave(why)
+        else:
+            cause = make_cause(protocol.CAUSE_TERMINATED, why, replica=name)
+            self._attempt.stop(protocol.STOP_SAVE, cause, then=LEAVE)
 
     def refused(self, name: str, why: str) -> None:
-        """An agent says that it cannot take its place."""
-        self.leave("%s cannot take its place: %s" % (name, why))
+        """An agent says that it cannot take its place, or that it cannot go on."""
+        if name in self.roster.joined:
+            self.roster.lose(name, why)
+        else:
+            self.leave("%s cannot take its place: %s" % (name, why))
+
+    def broken(self, why: str) -> None:
+        """This agent is at its end by a fault: write down as the cause what nobody else can say."""
+        text = "the agent of %s %s" % (self._plan.coordinator, why)
+        if self._attempt is None:
+            self._journal.append(protocol.J_RELEASED, None, {"why": text})
+            return
+        record = self._attempt.record
+        if record.cause is None or record.ok:
+            kind, name = protocol.CAUSE_AGENT_LOST, self._plan.coordinator
+            record.cause = make_cause(kind, text, replica=name)
+        self._journal.append(protocol.J_ATTEMPT_ENDED, record.attempt, record.body())
 
     def leave(self, why: str) -> None:
         """Let everybody go, then write ``Released`` as the last entry and end."""
         if self._attempt is not None:
-            self._attempt.stop(protocol.STOP_NOW, why, then=LEAVE)
+            self.stop(protocol.STOP_NOW, why, then=LEAVE)
             return
         if self._leaving is not None:
             return
@@ -189,8 +218,7 @@ class Gang:
 
     def _report(self, name: str, report: Dict[str, Any]) -> None:
         if report["what"] == "leaving":
-            why = "the agent of %s was told to end" % name
-            self.stop(protocol.STOP_SAVE, why, then=LEAVE)
+            self._told_to_end(name)
         elif self._attempt is not None:
             self._attempt.on_report(name, report)
 
@@ -217,8 +245,7 @@ class Gang:
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
-        self.board.publish()
-        if attempt.then == LEAVE:
+        if attempt.then == LEAVE:  # nobody may see it hold on its way out
             self.leave(str((attempt.record.cause or {}).get("text")))
         else:
             self._start_hold(max(self._hold_since, self._loop.now()))
@@ -244,7 +271,11 @@ class Gang:
         self._loop.call_later(self._plan.limits.heartbeat_s, self._tick)
         if self._leaving is not None:
             return
-        if not fence.is_open(self._plan.dir):
+        ended = fence.end_mode(self._plan.dir)
+        if ended == protocol.STOP_SAVE and self._attempt is not None:
+            # The mark is there before the order that goes with it; the grace bounds both.
+            self.stop(ended, "the placement has been ended", then=LEAVE)
+        elif ended is not None:
             self.leave("the placement has been ended")
             return
         self.roster.check()
@@ -253,6 +284,9 @@ class Gang:
         self.roster.rows_of(self._plan.coordinator, self._replica.rows())
         views = self._views()
         self._progress_known = self._progress_known or detect.progress_known(views)
+        if self.state == protocol.RUNNING:
+            running_s, known = self._attempt.record.running_s(), self._progress_known
+            self.usage.see(views, now=self._loop.now(), known=known, running_s=running_s)
         self._attempt.tick(views, known=self._progress_known)
         self._summarize()
         self.board.publish()
@@ -288,6 +322,7 @@ class Gang:
             attempt=attempt.number if attempt else None,
             checkpoint=self.checkpoints.newest,
             running_s=round(attempt.record.running_s(), 1) if attempt else None,
+            utilization=self.usage.document() if attempt else None,
             journal_seq=self._journal.durable_seq,
             warnings=trouble + self.checkpoints.warnings,
         )

@@ -37,6 +37,7 @@ class Journal:
         self._end = 0
         self._reserved = 0
         self.trouble: Optional[str] = None
+        self.on_durable: Callable[[], None] = lambda: None
         os.makedirs(os.path.dirname(path), exist_ok=True)
         self.earlier = protocol.read_journal(path, 0)
         self.seq = max([int(entry["seq"]) for entry in self.earlier] or [0])
@@ -92,7 +93,12 @@ class Journal:
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
+        self.on_durable()
         return True
+
+    def after(self, seq: int) -> List[Dict[str, Any]]:
+        """Entries on disk that are younger than ``seq``."""
+        return protocol.read_journal(self._path, seq) if self.durable_seq > seq else []
 
     def close(self) -> None:
         """Write once more; entries that still find no room go to the agent's log."""

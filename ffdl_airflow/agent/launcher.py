@@ -10,11 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Match, NamedTuple, Optional
 
-from . import protocol
+from . import protocol, tuning
 from .log import log
 from .plan import Plan, Process, ReplicaPlan
+from .tuning import Setting
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -28,11 +29,19 @@ BASE_PREFIXES = ("LC_", "NVIDIA_")
 connections above all, stays away from it."""
 
 
+CLUSTER_PREFIXES = ("KUBERNETES_SERVICE_", "KUBERNETES_PORT")
+"""Where the API server is, which the kubelet tells every container. A gang's pods have no token for
+it, and libraries that see the address take one for granted: JAX ends with an error (seen)."""
+
+
 class GoOrder(NamedTuple):
-    """What *go* says about one attempt, the same for all replicas."""
+    """What *go* says about one attempt, the same for all replicas.
+
+    ``ports``: process name -> the port that its agent has found free.
+    """
 
     attempt: int
-    port: int
+    ports: Dict[str, int]
     env: Dict[str, str]
     resume_from: Optional[str]
     resume_step: Optional[int]
@@ -60,8 +69,10 @@ def become_subreaper() -> None:
         log("child subreaper is not available (%s), orphans are found by environment" % failed)
 
 
-def base_environment(own: Dict[str, str]) -> Dict[str, str]:
+def base_environment(replica: ReplicaPlan, own: Dict[str, str]) -> Dict[str, str]:
     """The part of the agent's own environment that a trainer may see."""
+    if replica.inherits:
+        return {n: value for n, value in own.items() if not n.startswith(CLUSTER_PREFIXES)}
     return {
         name: value
         for name, value in own.items()
@@ -72,13 +83,14 @@ def base_environment(own: Dict[str, str]) -> Dict[str, str]:
 def environment(
     plan: Plan, replica: ReplicaPlan, process: Process, *, order: GoOrder
 ) -> Dict[str, str]:
-    """The whole environment of one rank for one attempt."""
-    env = base_environment(dict(os.environ))
+    """The whole environment of one process for one attempt, but for what is tuned."""
+    env = base_environment(replica, dict(os.environ))
     env.update(replica.env)
     env.update(process.env)
     env.update(order.env)
-    env = {name: with_port(value, order.port) for name, value in env.items()}
-    env.setdefault("RANK", str(process.rank))
+    env = {name: filled(value, replica, order.ports) for name, value in env.items()}
+    if process.rank is not None:
+        env.setdefault("RANK", str(process.rank))
     env.setdefault("FFDL_JOB_ID", plan.job)
     env["FFDL_CHECKPOINT_DIR"] = plan.checkpoint_dir
     env[protocol.ENV_PLACEMENT] = plan.placement_id
@@ -95,23 +107,54 @@ def environment(
     return env
 
 
-def with_port(text: str, port: int) -> str:
-    """``text`` with the placeholder of the coordinator's port filled in."""
-    return text.replace(protocol.PORT_PLACEHOLDER, str(port))
+def filled(text: str, replica: ReplicaPlan, ports: Dict[str, int]) -> str:
+    """``text`` with the ports and the paths of files that it asks for."""
+
+    def fill(found: Match[str]) -> str:
+        kind, name = found.groups()
+        if kind == "PORT":
+            return str(ports[name]) if name in ports else found.group()
+        return os.path.join(replica.dir, name)
+
+    return protocol.PLACEHOLDER.sub(fill, text)
 
 
-def log_path(replica: ReplicaPlan, rank: int, attempt: int) -> str:
-    """Where a rank's standard output and error go."""
-    return os.path.join(replica.dir, "rank-%d.attempt-%d.log" % (rank, attempt))
+def write_files(replica: ReplicaPlan) -> None:
+    """Write what the plan gives to the replica, hostfiles for example."""
+    for name, content in replica.files.items():
+        with open(os.path.join(replica.dir, name), "w", encoding="utf-8") as file:
+            file.write(content)
 
 
-def start(plan: Plan, replica: ReplicaPlan, process: Process, *, order: GoOrder) -> int:
-    """Start one rank and return its process id. Raises ``OSError`` where that is impossible."""
-    with open(log_path(replica, process.rank, order.attempt), "ab") as output:
+def log_path(replica: ReplicaPlan, process: Process, attempt: int) -> str:
+    """Where a process's standard output and error go."""
+    name = "rank-%d" % process.rank if process.rank is not None else "process-%d" % (
+        process.local_rank
+    )  # fmt: skip
+    return os.path.join(replica.logs, "%s.attempt-%d.log" % (name, attempt))
+
+
+def start(
+    plan: Plan,
+    replica: ReplicaPlan,
+    process: Process,
+    *,
+    order: GoOrder,
+    tuned: List[Setting],
+) -> int:
+    """Start one process and return its id. Raises where that is impossible, not only ``OSError``.
+
+    What was tuned stands at the beginning of its log; what is set already stays as it is.
+    """
+    env = environment(plan, replica, process, order=order)
+    with open(log_path(replica, process, order.attempt), "ab") as output:
+        lines = [tuning.apply(setting, env) for setting in tuned]
+        output.write("".join("ffdl: %s\n" % line for line in lines).encode())
+        output.flush()
         child = subprocess.Popen(
-            [with_port(word, order.port) for word in replica.command],
+            [filled(word, replica, order.ports) for word in replica.command],
             cwd=replica.cwd,
-            env=environment(plan, replica, process, order=order),
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -2,6 +2,7 @@
 
 ``python agent.pyz <placement dir> <role>-<index>``. Exit codes: 0 left in order, or there was an
 agent already; 2 the call or the plan is wrong; 3 the place could not be taken; 70 a fault of ours.
+With ``--ask`` it is no agent but asks one, see ``ask.py``.
 """
 
 import os
@@ -10,7 +11,7 @@ import sys
 import time
 from typing import Callable, List, Optional
 
-from . import ending, fence, launcher, processes, protocol
+from . import ask, ending, fence, launcher, processes, protocol
 from .client import Channel
 from .control import Control
 from .gang import Gang
@@ -28,6 +29,8 @@ OK, WRONG_CALL, NO_PLACE, OUR_FAULT = 0, 2, 3, 70
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run one agent until its placement is over. Returns the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == [protocol.ASK]:
+        return ask.main(words[1:])
     try:
         folder, name = words
     except ValueError:
@@ -82,9 +85,8 @@ def _serve(plan: Plan, replica: ReplicaPlan, token: str) -> int:
             code = _coordinate(loop, plan, hands, token=token)
         else:
             code = _follow(loop, plan, hands, token=token, name=replica.name)
-    except Exception:  # noqa: BLE001 - the trainer must not outlive a broken agent
-        log_fault("agent fault")
-        _end_at_once(plan, replica)
+    except Exception:  # noqa: BLE001 - nobody can be told
+        _fall(plan, replica.name)
         return OUR_FAULT
     finally:
         hands.close()
@@ -99,11 +101,15 @@ def _coordinate(loop: Loop, plan: Plan, hands: Replica, *, token: str) -> int:
         log("the journal cannot be opened: %s; is the checkpoint directory writable?" % error)
         return NO_PLACE
     gang = Gang(loop, plan, replica=hands, journal=journal, quit_loop=loop.stop)
-    path = plan.coordinator_socket
-    server = Server(loop, path=path, token=token, handler=Control(plan, gang))
+    server = Server(loop, at=plan.meeting_point, token=token, handler=Control(plan, gang))
     _obey_signals(loop, gang.terminated)
-    gang.start()
-    loop.run()
+    try:
+        gang.start()
+        loop.run()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the gang's story has to tell it
+        _fall(plan, plan.coordinator)
+        gang.broken(_words(error))
+        return OUR_FAULT
     server.close()
     journal.close()
     return OK
@@ -112,9 +118,24 @@ def _coordinate(loop: Loop, plan: Plan, hands: Replica, *, token: str) -> int:
 def _follow(loop: Loop, plan: Plan, hands: Replica, *, token: str, name: str) -> int:
     member = Member(loop, plan, name=name, replica=hands, token=token, quit_loop=loop.stop)
     _obey_signals(loop, member.terminated)
-    member.start()
-    loop.run()
+    try:
+        member.start()
+        loop.run()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the gang's story has to tell it
+        _fall(plan, name)
+        _tell(plan, name, token=token, failed=_words(error))
+        return OUR_FAULT
     return OK
+
+
+def _fall(plan: Plan, name: str) -> None:
+    """A fault: the trainer must not outlive a broken agent."""
+    log_fault("agent fault")
+    _end_at_once(plan, name)
+
+
+def _words(error: Exception) -> str:
+    return "has failed: %s: %s" % (type(error).__name__, error)
 
 
 def _obey_signals(loop: Loop, terminated: Callable[[], None]) -> None:
@@ -125,24 +146,29 @@ def _obey_signals(loop: Loop, terminated: Callable[[], None]) -> None:
 
 def _say_refused(plan: Plan, replica: ReplicaPlan, *, token: str, why: str) -> None:
     """Tell the gang why this replica will not come, so that nobody waits for it in vain."""
-    loop = Loop()
     if replica.name == plan.coordinator:
-        journal = Journal(loop, path=plan.journal, placement=plan.placement)
+        journal = Journal(Loop(), path=plan.journal, placement=plan.placement)
         journal.append(protocol.J_RELEASED, None, {"why": why})
         journal.close()
         return
-    channel = Channel(loop, path=plan.coordinator_socket, token=token)
-    body = {"v": 1, "replica": replica.name, "failed": why}
+    _tell(plan, replica.name, token=token, failed=why)
+
+
+def _tell(plan: Plan, name: str, *, token: str, failed: str) -> None:
+    """A follower's last word to the coordinator; a loop of its own, for the agent's may be over."""
+    loop = Loop()
+    channel = Channel(loop, to=plan.meeting_point, token=token)
+    body = {"v": 1, "replica": name, "failed": failed}
     channel.post(protocol.PATH_JOIN, body, timeout_s=2.0, done=lambda _s, _d: loop.stop())
     loop.run()
 
 
-def _end_at_once(plan: Plan, replica: ReplicaPlan) -> None:
+def _end_at_once(plan: Plan, name: str) -> None:
     """Kill everything of this replica, without the loop."""
     deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
         found = processes.family(os.getpid())
-        found += processes.carrying(plan.placement_id, replica.name)
+        found += processes.carrying(plan.placement_id, name)
         launcher.reap(lambda _exit: None)
         if not found and launcher.childless():
             return

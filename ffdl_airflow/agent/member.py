@@ -35,8 +35,8 @@ class Member:
     ) -> None:
         self._loop, self._plan, self._name, self._replica = loop, plan, name, replica
         self._quit = quit_loop
-        self._beats = Channel(loop, path=plan.coordinator_socket, token=token)
-        self._reports = Channel(loop, path=plan.coordinator_socket, token=token)
+        self._beats = Channel(loop, to=plan.meeting_point, token=token)
+        self._reports = Channel(loop, to=plan.meeting_point, token=token)
         self._outbox: Deque[Dict[str, Any]] = deque()
         self._report_seq = 0
         self._reporting = False

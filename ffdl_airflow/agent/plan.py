@@ -8,7 +8,7 @@ whole start-up may.
 import os
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from . import protocol
+from . import address, protocol
 
 
 class PlanError(ValueError):
@@ -16,15 +16,27 @@ class PlanError(ValueError):
 
 
 class Process(NamedTuple):
-    """One training process that an agent starts."""
+    """One process that an agent starts.
 
-    rank: int
+    ``rank`` None: it is outside the world (parameter server, evaluator, launcher). ``port`` None:
+    its port is any that is free.
+    """
+
+    rank: Optional[int]
     local_rank: int
     env: Dict[str, str]
+    port: Optional[int] = None
 
 
 class ReplicaPlan(NamedTuple):
-    """One replica: where it lives and what it starts."""
+    """One replica: where it lives and what it starts.
+
+    Without ``processes`` it only holds its place, for one that starts them there (mpirun).
+    ``files``: name -> content, written into ``dir`` at the start. ``tuning``: see tuning.py.
+    ``code``: what ``cwd`` is made a copy of. ``logs``: folder of what its processes print.
+    ``inherits``: whether they get the agent's whole environment, as it is in an image of the
+    user's, or what any program needs.
+    """
 
     name: str
     role: str
@@ -36,6 +48,11 @@ class ReplicaPlan(NamedTuple):
     command: List[str]
     env: Dict[str, str]
     processes: List[Process]
+    files: Dict[str, str]
+    tuning: Dict[str, Any]
+    code: Optional[str] = None
+    logs: str = ""
+    inherits: bool = False
 
     @property
     def rank_socket(self) -> str:
@@ -43,8 +60,27 @@ class ReplicaPlan(NamedTuple):
         return os.path.splitext(self.socket)[0] + ".rank"
 
 
+class Watched(NamedTuple):
+    """A replica whose use is measured: below ``min_percent`` of its GPU or ``cores`` it is idle."""
+
+    min_percent: float
+    cores: float
+
+
+class Watch(NamedTuple):
+    """How use is measured: of which resource (``gpu`` or ``cpu``), over which window, and where.
+
+    ``aggregate`` (``mean``, ``min``, ``max``) makes one figure of a window's samples.
+    """
+
+    resource: str
+    window_s: float
+    aggregate: str
+    replicas: Dict[str, Watched]
+
+
 class Limits(NamedTuple):
-    """All times in seconds. Defaults are CONTRACT.md's, sections 1 and 2, or say where from."""
+    """All times in seconds. The engine says those that a job or an installation sets."""
 
     hold_s: float = 600.0
     placement_s: float = 300.0
@@ -67,7 +103,10 @@ class Limits(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A placement: who takes part, for how long, and where things are kept."""
+    """A placement: who takes part, for how long, and where things are kept.
+
+    ``termination``: file whose content outlives the place, for a replica's last words.
+    """
 
     dir: str
     job: str
@@ -84,8 +123,10 @@ class Plan(NamedTuple):
     evaluators: List[str]
     progress_regex: Optional[str]
     min_free_bytes: int
-    coordinator_socket: str
+    meeting_point: address.Address
     replicas: List[ReplicaPlan]
+    watch: Optional[Watch] = None
+    termination: Optional[str] = None
 
     @property
     def coordinator(self) -> str:
@@ -99,8 +140,9 @@ class Plan(NamedTuple):
 
     @property
     def world_size(self) -> int:
-        """Number of training processes over all replicas."""
-        return sum(len(replica.processes) for replica in self.replicas)
+        """Number of ranks over all replicas; at least 1, where mpirun alone knows them."""
+        every = [process for replica in self.replicas for process in replica.processes]
+        return max(1, sum(1 for process in every if process.rank is not None))
 
     def replica(self, name: str) -> ReplicaPlan:
         """The replica called ``name``. Raises ``PlanError`` where the plan has none."""
@@ -153,9 +195,22 @@ def _plan(placement_dir: str, document: Dict[str, Any]) -> Plan:
         evaluators=[str(name) for name in document.get("evaluators", [])],
         progress_regex=document.get("progress_regex"),
         min_free_bytes=int(document.get("min_free_bytes", 0)),
-        coordinator_socket=str(document["coordinator"]["unix"]),
+        meeting_point=address.read(document["coordinator"]),
         replicas=replicas,
+        watch=_watch(document.get("watch")),
+        termination=document.get("termination"),
     )
+
+
+def _watch(entry: Optional[Dict[str, Any]]) -> Optional[Watch]:
+    if entry is None:
+        return None
+    replicas = {
+        str(name): Watched(float(found["min_percent"]), float(found["cores"]))
+        for name, found in entry["replicas"].items()
+    }
+    window_s = float(entry["window_s"])
+    return Watch(str(entry["resource"]), window_s, str(entry["aggregate"]), replicas)
 
 
 def _limits(document: Dict[str, Any]) -> Limits:
@@ -177,10 +232,16 @@ def _replica(entry: Dict[str, Any]) -> ReplicaPlan:
         env={str(key): str(value) for key, value in entry.get("env", {}).items()},
         processes=[
             Process(
-                rank=int(process["rank"]),
+                rank=None if process["rank"] is None else int(process["rank"]),
                 local_rank=int(process.get("local_rank", 0)),
+                port=None if process.get("port") is None else int(process["port"]),
                 env={str(key): str(value) for key, value in process.get("env", {}).items()},
             )
             for process in entry["processes"]
         ],
+        files={str(key): str(value) for key, value in entry.get("files", {}).items()},
+        tuning=dict(entry.get("tuning") or {}),
+        code=entry.get("code"),
+        logs=str(entry.get("logs") or entry["dir"]),
+        inherits=bool(entry.get("inherits", False)),
     )

@@ -3,10 +3,11 @@
 Blocking (it touches disks), so it is run beside the loop.
 """
 
+import errno
 import os
 from typing import Callable, Dict, List, NamedTuple, Optional
 
-from . import launcher, processes, protocol
+from . import launcher, processes, protocol, tuning, workdir
 from .plan import Plan, ReplicaPlan
 
 
@@ -26,7 +27,9 @@ def check_replica(
         lambda: _readable("required path", plan.required_paths),
         lambda: _readable("checkpoint", [resume_from] if resume_from else []),
         lambda: _space(plan, [plan.checkpoint_dir] + ([output] if output else [])),
-        lambda: _command(replica),
+        lambda: _work(replica),
+        lambda: _command(replica) if replica.processes else None,
+        lambda: _interface(replica),
         lambda: _leftovers(plan, replica),
     ]
     for step in steps:
@@ -72,6 +75,18 @@ def _space(plan: Plan, folders: List[str]) -> Optional[Fault]:
     return None
 
 
+def _work(replica: ReplicaPlan) -> Optional[Fault]:
+    """Folders that the replica's processes write into, and its copy of the code."""
+    try:
+        os.makedirs(replica.logs, exist_ok=True)
+        if replica.code is not None and replica.cwd is not None:
+            workdir.make(replica.code, replica.cwd)
+    except OSError as error:
+        check = "disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cwd"
+        return Fault(check, "the working directory cannot be made: %s" % error)
+    return None
+
+
 def _command(replica: ReplicaPlan) -> Optional[Fault]:
     if replica.cwd is not None and not os.path.isdir(replica.cwd):
         return Fault("cwd", "working directory %s does not exist" % replica.cwd)
@@ -81,13 +96,18 @@ def _command(replica: ReplicaPlan) -> Optional[Fault]:
     if os.sep in word:
         candidates = [os.path.join(replica.cwd or os.getcwd(), word)]
     else:
-        env = launcher.base_environment(dict(os.environ))
+        env = launcher.base_environment(replica, dict(os.environ))
         env.update(replica.env)
         candidates = [os.path.join(folder, word) for folder in os.get_exec_path(env)]
     if any(os.path.isfile(path) and os.access(path, os.X_OK) for path in candidates):
         return None
     where = candidates[0] if os.sep in word else "PATH"
     return Fault("command", "%s: no program of that name can be run (%s)" % (word, where))
+
+
+def _interface(replica: ReplicaPlan) -> Optional[Fault]:
+    text = tuning.missing_interface(replica.tuning)
+    return Fault("interface", text) if text else None
 
 
 def _leftovers(plan: Plan, replica: ReplicaPlan) -> Optional[Fault]:

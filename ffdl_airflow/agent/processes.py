@@ -11,6 +11,10 @@ from . import protocol
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+FORWARDING = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "orterun", "orted",
+              "hydra_pmi_proxy")  # fmt: skip
+"""Programs of Open MPI, MPICH and Intel MPI that pass SIGUSR1 to every process that they started
+(mpirun's manual, "Signal propagation"; seen: a rank without a handler dies of it)."""
 
 
 class Stat(NamedTuple):
@@ -121,7 +125,12 @@ def _family_by_parents(ancestor: int) -> List[Stat]:
 
 
 def catches(pid: int, signal_number: int) -> bool:
-    """Whether the process has a handler for the signal; without one SIGUSR1 would kill it."""
+    """Whether the process has a handler for the signal; without one SIGUSR1 would kill it.
+
+    Not those that hand it on to their children: one of these might have none.
+    """
+    if _read("/proc/%d/comm" % pid).strip().decode("ascii", "replace") in FORWARDING:
+        return False
     for line in _read("/proc/%d/status" % pid).splitlines():
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signal_number - 1) & 1)

@@ -34,6 +34,9 @@ PATH_REPORT = "/v1/gang/report"
 LONG_POLL_S = 55.0
 """Longest time a status request is held open. Chosen below the 60 s that proxies cut at."""
 
+ASK = "--ask"
+"""The agent's file called with it asks the coordinator beside it, see ``ask.py``."""
+
 TAIL_BYTES = 4096
 """Log tail kept for each rank. Kubernetes' limit for a termination message is 4096 bytes."""
 
@@ -88,6 +91,8 @@ CAUSE_AGENT_LOST = "agent-lost"  # a replica's agent went silent
 CAUSE_PREFLIGHT = "preflight"  # a check before the start failed
 CAUSE_DEADLINE = "deadline"  # gpuTimeLimit
 CAUSE_STOP = "stop"  # asked for from outside
+CAUSE_TERMINATED = "terminated"  # an agent got SIGTERM: what is around it goes, nobody asked us
+CAUSE_OOM = "oom"  # a process was killed, and the memory limit around its replica was reached
 CAUSE_START = "start"  # the command could not be started
 CAUSE_PLACEMENT_TIMEOUT = "placement-timeout"  # go, but not all started in placement_s
 
@@ -96,10 +101,37 @@ STOP_SAVE = "save"
 
 MANIFEST = "MANIFEST.json"
 OWNER = "OWNER"
+WRITER = "WRITER"
+"""File beside the checkpoints: number of the newest placement that seals there. Who finds a newer
+one than itself has been given up, and seals nothing any more."""
 JOURNAL_DIR = "journal"
 STEP_DIR = re.compile(r"^step-(\d{12})$")
-PORT_PLACEHOLDER = "{{MASTER_PORT}}"
-"""Stands in the plan's environment where the coordinator puts a port that is free at *go*."""
+PLACEHOLDER = re.compile(r"\{\{(PORT|FILE) ([^{}]+)\}\}")
+"""What an agent fills into environment and command at *go*: a port that its owner has found free,
+the path of a file of the replica."""
+
+
+def port_placeholder(replica: str, local: int) -> str:
+    """Stands for the port of one process of a replica."""
+    return "{{PORT %s}}" % process_name(replica, local)
+
+
+def file_placeholder(name: str) -> str:
+    """Stands for the path of a file that the plan gives to a replica."""
+    return "{{FILE %s}}" % name
+
+
+def process_name(replica: str, local: int) -> str:
+    """Name of a process, unique in its gang: that of its replica, and a number but for the first.
+
+    Ranks have numbers of their own; parameter servers, evaluators and launchers have none.
+    """
+    return replica if local == 0 else "%s.%d" % (replica, local)
+
+
+def who(replica: Optional[str], rank: Optional[int]) -> str:
+    """A process in a sentence: ``rank 1 of worker-1``, or ``ps-0`` where it has no rank."""
+    return str(replica) if rank is None else "rank %s of %s" % (rank, replica)
 
 
 def now_iso() -> str:

@@ -9,7 +9,8 @@ import json
 import socket
 from typing import Any, Callable, Dict, List, Optional
 
-from . import protocol, server
+from . import address, protocol
+from .address import Address
 from .loop import Loop
 
 MAX_LINE_BYTES = 1 << 20
@@ -103,7 +104,7 @@ class RankLink:
         self.ranks: List[Rank] = []
         self.save_wish: Optional[Dict[str, Any]] = None
         self._path = path
-        self._listener = server.listen(path)
+        self._listener = address.listen(Address(path=path))
         loop.watch(self._listener.fileno(), read=self._accept)
 
     def begin(self, attempt: int) -> None:
@@ -135,7 +136,7 @@ class RankLink:
         self._listener.close()
         for rank in list(self.ranks):
             rank.close()
-        server.remove_socket(self._path)
+        address.remove_socket(self._path)
 
     def _accept(self) -> bool:
         try:

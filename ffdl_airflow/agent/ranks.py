@@ -13,6 +13,7 @@ from typing import Any, Deque, Dict, Optional, Pattern, Tuple
 from . import launcher, protocol
 from .launcher import Exit
 from .loop import Loop
+from .plan import Process
 from .sampler import ProcessSampler
 
 STEP_TIMES, FEWEST_STEPS = 50, 3
@@ -103,8 +104,9 @@ class Progress:
 class RankRecord:
     """One rank of the running attempt."""
 
-    def __init__(self, rank: int, pid: int, *, log_path: str, regex: Optional[str]) -> None:
-        self.rank = rank
+    def __init__(self, process: Process, pid: int, *, log_path: str, regex: Optional[str]) -> None:
+        self.rank = process.rank
+        self.local_rank = process.local_rank
         self.pid = pid
         self.exit: Optional[Exit] = None
         self.connected = False
@@ -123,6 +125,7 @@ class RankRecord:
         progress = self.progress
         return {
             "rank": self.rank,
+            "local_rank": self.local_rank,
             "pid": self.pid,
             "state": "running" if self.exit is None else "exited",
             "exit": self.exit.code if self.exit else None,
@@ -142,6 +145,7 @@ class RankRecord:
             "cpu_percent": self.sampler.cpu_percent if self.exit is None else 0.0,
             "rss_bytes": self.sampler.rss_bytes if self.exit is None else 0,
             "gpu_percent": None,
+            "gpus": {},
             "last_line": self._last_line,
             "at": progress.at or protocol.now_iso(),
         }
@@ -151,6 +155,7 @@ class RankRecord:
         found = self.exit
         return {
             "rank": self.rank,
+            "local_rank": self.local_rank,
             "pid": self.pid,
             "exit": found.code if found else None,
             "signal": found.signal if found else None,

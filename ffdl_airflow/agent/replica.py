@@ -4,20 +4,34 @@ Takes commands (dicts with ``do``) from the coordinator and gives reports (dicts
 decides nothing about the gang. The coordinator's own replica is no exception.
 """
 
+import json
 import math
 import os
 import re
 import signal
+import socket
 from typing import Any, Callable, Dict, List, Optional
 
-from . import ending, fence, launcher, preflight, processes, protocol, sealing
+from . import (
+    ending,
+    fence,
+    launcher,
+    memory_limit,
+    ports,
+    preflight,
+    processes,
+    protocol,
+    sealing,
+    tuning,
+)
 from .launcher import Exit, GoOrder
 from .log import log
 from .loop import Loop
-from .plan import Plan, ReplicaPlan
+from .plan import Plan, Process, ReplicaPlan
 from .rank_link import Rank, RankLink
 from .ranks import RankRecord
-from .sampler import GpuSampler, visible_gpus
+from .sampler import GpuReader, visible_gpus
+from .tuning import Setting
 
 Report = Callable[[Dict[str, Any]], None]
 
@@ -39,8 +53,11 @@ class Replica:
         self._records: Dict[int, RankRecord] = {}
         self._by_pid: Dict[int, RankRecord] = {}
         self._ender: Optional[ending.Ender] = None
+        self._ports: List[socket.socket] = []
+        self._tuned: List[Setting] = []
         self._requests: Dict[str, Rank] = {}
-        self._gpus: Optional[GpuSampler] = None
+        self._gpus: Optional[GpuReader] = None
+        self._oom_kills: Optional[int] = None
         self._link = RankLink(loop, path=replica.rank_socket, deliver=self._from_rank)
         loop.on_signal(signal.SIGCHLD, lambda: launcher.reap(self._ended))
 
@@ -63,9 +80,11 @@ class Replica:
     def rows(self) -> List[Dict[str, Any]]:
         """A row for each rank of the attempt, for a beat."""
         rows = [record.row() for record in self._records.values()]
-        percent = self._gpus.percent() if self._gpus else None
+        gpus = self._gpus.percents() if self._gpus else {}
+        known = [percent for percent in gpus.values() if percent is not None]
         for row in rows:
-            row["gpu_percent"] = percent
+            row["gpus"] = gpus
+            row["gpu_percent"] = round(sum(known) / len(known), 1) if known else None
         return rows
 
     def end_all(self, term_s: float, done: Callable[[], None]) -> None:
@@ -82,9 +101,19 @@ class Replica:
         def check() -> Optional[preflight.Fault]:
             if self._plan.progress_regex:
                 re.compile(self._plan.progress_regex)
-            return preflight.check_replica(
+            fault = preflight.check_replica(
                 self._plan, self._replica, resume_from=order.get("resume_from"), env=order["env"]
             )
+            if fault is not None:
+                return fault
+            wish = self._replica.tuning
+            self._tuned = tuning.decide(wish, tuning.look(wish))
+            ports.release(self._ports)
+            try:
+                self._ports = ports.hold(self._replica)
+            except ports.PortError as error:
+                return preflight.Fault("port", str(error))
+            return None
 
         def done(fault: Optional[preflight.Fault], error: Optional[BaseException]) -> None:
             if error is not None:
@@ -92,6 +121,8 @@ class Replica:
             report: Dict[str, Any] = {"what": "prepared", "attempt": attempt}
             if fault is not None:
                 report.update(what="unfit", check=fault.check, text=fault.text)
+            else:
+                report["ports"] = self._own_ports()
             self.report(report)
 
         self._loop.in_thread(check, done)
@@ -99,7 +130,7 @@ class Replica:
     def _start(self, command: Dict[str, Any]) -> None:
         order = GoOrder(
             attempt=int(command["attempt"]),
-            port=int(command["port"]),
+            ports=dict(command["ports"]),
             env=dict(command["env"]),
             resume_from=command.get("resume_from"),
             resume_step=command.get("resume_step"),
@@ -113,25 +144,39 @@ class Replica:
         self._records.clear()
         self._by_pid.clear()
         self._requests.clear()
-        self._open_gpus()
-        for process in self._replica.processes:
-            try:
-                pid = launcher.start(self._plan, self._replica, process, order=order)
-            except OSError as error:
-                text = "%s cannot be started: %s" % (self._replica.command[0], error)
-                self.report({"what": "start-failed", "attempt": order.attempt,
-                             "rank": process.rank, "text": text})  # fmt: skip
-                return
-            path = launcher.log_path(self._replica, process.rank, order.attempt)
-            record = RankRecord(process.rank, pid, log_path=path, regex=self._plan.progress_regex)
-            self._records[process.rank] = self._by_pid[pid] = record
-        pids = {str(rank): record.pid for rank, record in self._records.items()}
-        self.report({"what": "started", "attempt": order.attempt, "pids": pids})
+        self._oom_kills = memory_limit.kills()
+        self._loop.soon(self._open_gpus)  # after the start of the ranks
+        ports.release(self._ports)
+        try:
+            launcher.write_files(self._replica)
+            for process in self._replica.processes:
+                self._start_process(process, order)
+        except Exception as error:  # noqa: BLE001 - ValueError too: whatever the words are
+            text = "%s cannot be started: %s" % (self._replica.command[0], error)
+            process = self._replica.processes[len(self._records)]
+            self.report({"what": "start-failed", "attempt": order.attempt, "rank": process.rank,
+                         "text": text})  # fmt: skip
+            return
+        pids = {str(local): record.pid for local, record in self._records.items()}
+        tuned = [list(setting) for setting in self._tuned] if pids else []
+        self.report({"what": "started", "attempt": order.attempt, "pids": pids, "tuned": tuned})
+
+    def _start_process(self, process: Process, order: GoOrder) -> None:
+        pid = launcher.start(self._plan, self._replica, process, order=order, tuned=self._tuned)
+        path = launcher.log_path(self._replica, process, order.attempt)
+        record = RankRecord(process, pid, log_path=path, regex=self._plan.progress_regex)
+        self._records[process.local_rank] = self._by_pid[pid] = record
+
+    def _own_ports(self) -> Dict[str, int]:
+        return {
+            protocol.process_name(self._replica.name, local): ports.number(held)
+            for local, held in enumerate(self._ports)
+        }
 
     def _open_gpus(self) -> None:
         visible = visible_gpus(self._replica.env)
         if visible and self._gpus is None:
-            self._gpus = GpuSampler(visible)
+            self._gpus = GpuReader(self._loop, visible)
 
     def _ended(self, found: Exit) -> None:
         record = self._by_pid.pop(found.pid, None)
@@ -142,7 +187,13 @@ class Replica:
         report = dict(record.ended(), what="exited", attempt=self._attempt, row=record.row())
         if found.code != 0:
             report["tail"] = record.tail()
+        report["oom"] = found.signal == signal.SIGKILL and self._out_of_memory()
         self.report(report)
+
+    def _out_of_memory(self) -> bool:
+        """Whether the memory limit of our container has killed since the attempt began."""
+        kills = memory_limit.kills()
+        return not self._plan.local and (kills or 0) > (self._oom_kills or 0)
 
     def _save(self, order: Dict[str, Any]) -> None:
         if order.get("attempt") != self._attempt:
@@ -156,6 +207,7 @@ class Replica:
 
     def _stop(self, order: Dict[str, Any]) -> None:
         attempt, term_s = int(order["attempt"]), float(order["term_s"])
+        ports.release(self._ports)
         if self._ender is not None:
             self._ender.hurry(term_s)
             return
@@ -189,8 +241,22 @@ class Replica:
         }
         try:
             protocol.write_json(os.path.join(self._replica.dir, protocol.RESULT_FILE), document)
+            if self._plan.termination is not None:
+                with open(self._plan.termination, "wb") as file:
+                    file.write(self._last_words(document))
         except OSError as error:
             log("%s cannot be written: %s" % (protocol.RESULT_FILE, error))
+
+    def _last_words(self, document: Dict[str, Any]) -> bytes:
+        """The result and the tail of the first rank that failed, in ``TAIL_BYTES`` at most."""
+        failed = [r for r in self._records.values() if r.exit is not None and r.exit.code != 0]
+        words = dict(document, tail=failed[0].tail() if failed else "")
+        while len(text := json.dumps(words).encode()) > protocol.TAIL_BYTES:
+            if words["tail"]:
+                words["tail"] = words["tail"][len(text) - protocol.TAIL_BYTES :]
+            else:
+                words["ranks"] = words["ranks"][: len(words["ranks"]) // 2]
+        return text
 
     def _sealed(self, answer: Dict[str, Any]) -> None:
         self._link.save_wish = None
@@ -222,10 +288,11 @@ class Replica:
                      "shards": int(message.get("shards", 1))})  # fmt: skip
 
     def _record_of(self, rank: Rank) -> Optional[RankRecord]:
-        """The process that a connected rank belongs to; torchrun's ranks share their launcher."""
+        """The process that a connected rank belongs to; ranks of torchrun or mpirun share it."""
         records = list(self._records.values())
-        if rank.rank in self._records:
-            return self._records[rank.rank]
+        for record in records:
+            if record.rank == rank.rank:
+                return record
         return records[0] if records else None
 
 

@@ -147,10 +147,15 @@ class Roster:
             if seat.name != self._plan.coordinator and seat.joined and quiet > silent_s:
                 self._lose(seat, "was silent for %.1f s" % quiet)
 
+    def lose(self, name: str, why: str) -> None:
+        """An agent has said of itself that it cannot go on."""
+        self._lose(self.seats[name], why)
+
     def _deliver(self, seat: Seat, report: Command) -> None:
         row = report.get("row")
         if row is not None:
-            seat.rows = [old for old in seat.rows if old.get("rank") != row["rank"]] + [row]
+            local = row["local_rank"]
+            seat.rows = [old for old in seat.rows if old["local_rank"] != local] + [row]
             seat.rows_at = self._loop.now()
         self.on_report(seat.name, report)
 

@@ -6,15 +6,20 @@ What cannot be read is None, never zero: missing telemetry is *unknown*, not idl
 import os
 import sys
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, Optional, Set
 
 from . import processes
 from .log import log
+from .loop import Loop
 
 FAMILY_S = 10.0
 """How often a rank's descendants are looked up, which reads a file a thread. Chosen for cost."""
 
 
+MOST_PERCENT = 100.0
+"""What is above is no reading: drivers and exporters report huge numbers for "blank"."""
+ALL, NONE = "all", ("void", "none")
+"""Words of ``NVIDIA_VISIBLE_DEVICES`` (documentation of the NVIDIA container toolkit)."""
 SHORTEST_S = 0.05
 """Below this the kernel's clock ticks (10 ms) are too coarse for a percentage."""
 
@@ -47,29 +52,37 @@ class ProcessSampler:
 
 
 class GpuSampler:
-    """Mean utilization of the GPUs that a replica sees."""
+    """Utilization of each GPU that a replica sees, by the name that the replica knows it by."""
 
     def __init__(self, visible: str) -> None:
-        self._handles: List[Any] = []
+        self.names = [name.strip() for name in visible.split(",") if name.strip()]
+        self._handles: Dict[str, Any] = {}
         self._nvml: Any = None
-        names = [name.strip() for name in visible.split(",") if name.strip()]
-        if names:
-            self._open(names)
+        self._troubles: Set[str] = set()
+        if self.names:
+            self._open()
 
-    def percent(self) -> Optional[float]:
-        """Utilization now, 0 to 100; None where no GPU can be read."""
-        if self._nvml is None or not self._handles:
+    def percents(self) -> Dict[str, Optional[float]]:
+        """Utilization now, 0 to 100; None for a GPU that cannot be read now."""
+        return {name: self._percent(name) for name in self.names}
+
+    def _percent(self, name: str) -> Optional[float]:
+        if name not in self._handles:
             return None
         try:
-            read = self._nvml.nvmlDeviceGetUtilizationRates
-            rates = [read(handle).gpu for handle in self._handles]
+            found = float(self._nvml.nvmlDeviceGetUtilizationRates(self._handles[name]).gpu)
         except Exception as error:  # noqa: BLE001 - a driver's fault must not end a gang
-            log("GPU utilization cannot be read: %s" % error)
-            self._nvml = None
+            self._say("GPU %s cannot be read: %s" % (name, error))
             return None
-        return float(sum(rates)) / len(rates)
+        return found if 0 <= found <= MOST_PERCENT else None
 
-    def _open(self, names: List[str]) -> None:
+    def _say(self, trouble: str) -> None:
+        """Once: it comes with every sample."""
+        if trouble not in self._troubles:
+            self._troubles.add(trouble)
+            log(trouble)
+
+    def _open(self) -> None:
         try:
             if sys.flags.no_site:
                 import site  # noqa: PLC0415 - only an agent that has GPUs pays for it
@@ -78,15 +91,67 @@ class GpuSampler:
             import pynvml  # noqa: PLC0415 - may be missing
 
             pynvml.nvmlInit()
-            self._handles = [_handle(pynvml, name) for name in names]
-            self._nvml = pynvml
-        except Exception as error:  # noqa: BLE001 - no pynvml, no driver, unknown device
+        except Exception as error:  # noqa: BLE001 - no pynvml, no driver
+            self._say("GPU utilization is unknown: %s" % error)
+            return
+        self._nvml = pynvml
+        if self.names == [ALL]:
+            self.names = [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        for name in self.names:
+            try:
+                self._handles[name] = _handle(pynvml, name)
+            except Exception as error:  # noqa: BLE001 - unknown device
+                self._say("GPU %s is not known: %s" % (name, error))
+
+
+class GpuReader:
+    """A :class:`GpuSampler` beside the loop: a driver that is slow must not make the agent silent.
+
+    Opening the devices of a host can take many seconds, and a reading from a sick one for ever.
+    """
+
+    def __init__(self, loop: Loop, visible: str) -> None:
+        self._loop = loop
+        self._sampler: Optional[GpuSampler] = None
+        self._percents: Dict[str, Optional[float]] = {}
+        self._reading = False
+        loop.in_thread(lambda: GpuSampler(visible), self._opened)
+
+    def percents(self) -> Dict[str, Optional[float]]:
+        """The reading that the call before has asked for; None where the driver still works on it.
+
+        Empty until the devices are open.
+        """
+        found = dict.fromkeys(self._percents) if self._reading else self._percents
+        self._read()
+        return found
+
+    def _opened(self, sampler: Optional[GpuSampler], error: Optional[BaseException]) -> None:
+        if sampler is None:
             log("GPU utilization is unknown: %s" % error)
+            return
+        self._sampler = sampler
+        self._percents = dict.fromkeys(sampler.names)
+        self._read()
+
+    def _read(self) -> None:
+        if self._sampler is not None and not self._reading:
+            self._reading = True
+            self._loop.in_thread(self._sampler.percents, self._was_read)
+
+    def _was_read(
+        self, found: Optional[Dict[str, Optional[float]]], error: Optional[BaseException]
+    ) -> None:
+        self._reading = False
+        self._percents = found if found is not None else dict.fromkeys(self._percents)
+        if error is not None:
+            log("the GPUs cannot be read: %s" % error)
 
 
 def visible_gpus(env: Dict[str, str]) -> str:
     """The devices that a rank's environment gives it; empty for none."""
-    return env.get("CUDA_VISIBLE_DEVICES", os.environ.get("NVIDIA_VISIBLE_DEVICES", ""))
+    given = env.get("CUDA_VISIBLE_DEVICES", os.environ.get("NVIDIA_VISIBLE_DEVICES", ""))
+    return "" if given in NONE else given
 
 
 def _handle(nvml: Any, name: str) -> Any:

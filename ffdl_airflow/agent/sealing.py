@@ -8,7 +8,7 @@ import ctypes
 import os
 import re
 import time
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from . import protocol
 
@@ -22,6 +22,13 @@ AT_FDCWD = -100
 RENAME_EXCHANGE = 2  # linux/fs.h
 
 Signature = Tuple[Tuple[str, int, int], ...]
+
+
+class Writer(NamedTuple):
+    """Who seals: the placement that writes now, and its attempt."""
+
+    placement: int
+    attempt: int
 
 
 class SealError(RuntimeError):
@@ -85,7 +92,7 @@ def seal(
     source: str,
     *,
     step: int,
-    attempt: int,
+    by: Writer,
     world_size: int,
     generation: Optional[str],
 ) -> Dict[str, Any]:
@@ -100,12 +107,14 @@ def seal(
     if not any(True for _ in protocol.list_files(source)):
         message = "no file was written into %s" % source
         raise SealError(message)
+    require_writer(checkpoint_dir, by.placement)
     manifest = protocol.seal_checkpoint(
-        source, step=step, attempt=attempt, world_size=world_size, generation=generation
+        source, step=step, attempt=by.attempt, world_size=world_size, generation=generation
     )
     for folder, _, _ in os.walk(source, topdown=False):
         protocol.fsync_dir(folder)
     final = os.path.join(checkpoint_dir, protocol.step_dir(step))
+    require_writer(checkpoint_dir, by.placement)  # again: hashing may have taken minutes
     if source != final:
         _move(source, final)
     protocol.fsync_dir(checkpoint_dir)
@@ -116,6 +125,23 @@ def seal(
         "bytes": sum(entry["size"] for entry in manifest["files"]),
         "seconds": round(time.monotonic() - began, 3),
     }
+
+
+def become_writer(checkpoint_dir: str, placement: int) -> None:
+    """Whoever sealed here before seals nothing any more. Raises ``SealError`` for one given up."""
+    if require_writer(checkpoint_dir, placement) < placement:
+        path = os.path.join(checkpoint_dir, protocol.WRITER)
+        protocol.write_json(path, {"v": protocol.VERSION, "placement": placement})
+
+
+def require_writer(checkpoint_dir: str, placement: int) -> int:
+    """The placement that writes; raises ``SealError`` where that is a newer one by now."""
+    found = protocol.read_json(os.path.join(checkpoint_dir, protocol.WRITER)) or {}
+    newest = int(found.get("placement") or 0)
+    if newest > placement:
+        message = "placement %d was given up: placement %d writes the checkpoints by now"
+        raise SealError(message % (placement, newest))
+    return newest
 
 
 def clear_tmp(checkpoint_dir: str) -> List[str]:

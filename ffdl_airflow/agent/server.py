@@ -1,16 +1,15 @@
-"""The agent's door: HTTP on a Unix socket, served by the loop, answers may come later.
+"""The agent's door: HTTP, served by the loop, answers may come later.
 
 Every request needs the placement's token. A request that is held open knows when its caller goes
 away, which is how the loss of a neighbour is seen at once.
 """
 
-import contextlib
 import hmac
-import os
 import socket
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from . import protocol, wire
+from . import address, protocol, wire
+from .address import Address
 from .log import log_fault
 from .loop import Callback, Loop
 
@@ -100,15 +99,15 @@ Handler = Callable[[wire.Request, Connection], None]
 
 
 class Server:
-    """Listens at ``path`` and gives each request with the right token to ``handler``."""
+    """Listens at ``at`` and gives each request with the right token to ``handler``."""
 
-    def __init__(self, loop: Loop, *, path: str, token: str, handler: Handler) -> None:
+    def __init__(self, loop: Loop, *, at: Address, token: str, handler: Handler) -> None:
         self.loop = loop
         self.connections: Set[Connection] = set()
-        self._path = path
+        self._at = at
         self._token = token
         self._handler = handler
-        self._listener = listen(path)
+        self._listener = address.listen(at)
         loop.watch(self._listener.fileno(), read=self._accept)
 
     def serve(self, request: wire.Request, connection: Connection) -> None:
@@ -132,7 +131,7 @@ class Server:
         self._listener.close()
         for connection in list(self.connections):
             connection.close()
-        remove_socket(self._path)
+        address.forget(self._at)
 
     def _accept(self) -> None:
         try:
@@ -141,22 +140,3 @@ class Server:
             return
         peer.setblocking(False)
         self.connections.add(Connection(self, peer))
-
-
-def listen(path: str) -> socket.socket:
-    """A listening socket at ``path``; a name that an earlier agent left is taken over.
-
-    Only for the holder of the replica lock: nobody else may be listening there.
-    """
-    remove_socket(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
-    listener.listen(128)
-    listener.setblocking(False)
-    return listener
-
-
-def remove_socket(path: str) -> None:
-    """Remove a socket's name where there is one."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)

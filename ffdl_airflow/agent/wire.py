@@ -77,9 +77,14 @@ def response(status: int, document: Dict[str, Any]) -> bytes:
 
 def post(path: str, document: Dict[str, Any], *, token: str) -> bytes:
     """The bytes of a POST that carries the placement's token."""
-    body = json.dumps(document).encode()
-    head = "POST %s HTTP/1.1\r\nHost: ffdl\r\n%s: %s\r\nContent-Length: %d\r\n\r\n"
-    return (head % (path, protocol.TOKEN_HEADER, token, len(body))).encode() + body
+    return request("POST", path, document, token=token)
+
+
+def request(method: str, path: str, document: Optional[Dict[str, Any]], *, token: str) -> bytes:
+    """The bytes of a request that carries the placement's token; no document, no body."""
+    body = b"" if document is None else json.dumps(document).encode()
+    head = "%s %s HTTP/1.1\r\nHost: ffdl\r\n%s: %s\r\nContent-Length: %d\r\n\r\n"
+    return (head % (method, path, protocol.TOKEN_HEADER, token, len(body))).encode() + body
 
 
 def _take_message(buffer: bytearray) -> Optional[Tuple[str, Dict[str, str], bytes]]:

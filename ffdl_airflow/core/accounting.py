@@ -4,6 +4,7 @@ For: every moment of every placement, times its slots, belongs to exactly one ki
 at event times (the source's clock); where clocks disagree a cut never goes back. Not for: prices.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -143,3 +144,18 @@ def _total(slices: Iterable[_Slice]) -> Cost:
         total_s=total.total_seconds(),
         wall_s=wall.total_seconds(),
     )
+
+
+def rounded(parts: Mapping[str, float], digits: int) -> dict[str, float]:
+    """The parts, rounded so that what is shown of them sums to what is shown of the total.
+
+    By the largest remainders: each part is off by less than one in its last digit.
+    """
+    unit = 10**digits
+    exact = {name: value * unit for name, value in parts.items()}
+    whole = {name: math.floor(value) for name, value in exact.items()}
+    missing = round(sum(exact.values())) - sum(whole.values())
+    first = sorted(parts, key=lambda name: whole[name] - exact[name])
+    for name in first[:missing]:
+        whole[name] += 1
+    return {name: value / unit for name, value in whole.items()}

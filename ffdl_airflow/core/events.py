@@ -35,10 +35,13 @@ class Kind(TextEnum):
     CHECKPOINT_SEALED = "CheckpointSealed"
     CHECKPOINT_REFUSED = "CheckpointRefused"
     RANK_EXITED = "RankExited"
+    REPLICA_LOST = "ReplicaLost"
     ATTEMPT_ENDED = "AttemptEnded"
     VERDICT = "Verdict"
     RESTART_DECIDED = "RestartDecided"
     WATCHDOG_WARNED = "WatchdogWarned"
+    WATCHDOG_RECOVERED = "WatchdogRecovered"
+    DEADLINE_MISSED = "DeadlineMissed"
     SAVE_REQUESTED = "SaveRequested"
     END_INTENDED = "EndIntended"
     STOPPED = "Stopped"
@@ -54,9 +57,6 @@ class Kind(TextEnum):
     SAVE_WANTED = "SaveWanted"
     RESIZE_WANTED = "ResizeWanted"
     CLEARED = "Cleared"
-
-
-WISHES = frozenset({Kind.STOP_WANTED, Kind.SAVE_WANTED, Kind.RESIZE_WANTED, Kind.CLEARED})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ those that users write (camelCase), so that the path in an error is the path in 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,27 +25,38 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ffdl_airflow.core.quantities import MEMORY_ALLOWED, parse_bytes, parse_milli_cpu
+from ffdl_airflow.core.secret_text import (
+    POD_REFERENCE,
+    REFERENCE,
+    looks_secret,
+    secret_in,
+    secret_option,
+    secrets_within,
+)  # fmt: skip
 
 API_VERSION = "ffdl.cloud.ibm.com/v1"
 FRAMEWORKS = ("pytorch", "jax", "tensorflow", "mpi", "caffe", "custom")
 ROLES = ("chief", "master", "worker", "ps", "evaluator", "launcher")
+SINGLE = ("chief", "master", "launcher")
+"""Roles of which a gang has one at most: they lead the others."""
+TRAINING = ("chief", "master", "worker", "launcher")
+"""Roles that train, or start what trains; the others serve them."""
+PRIORITIES = {"offline-batch": 100_000, "online-high": 1_000_000}
+"""Classes and their values, where the place has none of its own."""
 JOB_ID_LENGTH = 40
 _DNS_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
-_SECRET_NAME = re.compile(
-    r"(?:^|_)(?:PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE)_?KEY)"
-    r"(?:_ID)?$",
-    re.IGNORECASE,
-)
+_UNFIT = re.compile("[\0\ud800-\udfff]")
+"""What no process can be told and no database keeps: NUL, and halves of characters (UTF-16)."""
 WRONG_FIELD = "wrong_field"
 """Type of the errors that name a field themselves; its context has field, found and allowed."""
 
-DnsLabel = Annotated[str, Field(pattern=_DNS_LABEL.pattern)]
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a variable of this name usually holds a secret."""
-    return _SECRET_NAME.search(name) is not None
+MOST_REPLICAS, MOST_PROCESSES = 10_000, 1024
+"""Of a role, and of a replica. Chosen: above any cluster and node that is known, and small enough
+that a slip of the keyboard is told at once."""
+DNS_LABEL = _DNS_LABEL.pattern
+"""RFC 1123, section 2.1, in the form that Kubernetes' names have."""
+DnsLabel = Annotated[str, Field(pattern=DNS_LABEL)]
 
 
 def _wrong(field: str, found: str, allowed: str) -> PydanticCustomError:
@@ -75,9 +86,10 @@ def _processes(value: object) -> int | str:
     text = str(value)
     if text == "auto":
         return text
-    if isinstance(value, bool) or not text.isdigit() or int(text) == 0:
-        raise ValueError("allowed: a whole number above 0, or auto")
-    return int(text)
+    number = int(text) if text.isdecimal() and len(text) < 10 else 0  # noqa: PLR2004 - enough digits
+    if isinstance(value, bool) or not 0 < number <= MOST_PROCESSES:
+        raise ValueError(f"allowed: a whole number from 1 to {MOST_PROCESSES}, or auto")
+    return number
 
 
 _NUMBER = BeforeValidator(_no_truth)
@@ -86,7 +98,21 @@ Cores = Annotated[float, BeforeValidator(_cores), Field(gt=0)]
 Seconds = Annotated[float, _NUMBER, Field(gt=0)]
 Count = Annotated[int, _NUMBER, Field(ge=0)]
 Positive = Annotated[int, _NUMBER, Field(ge=1)]
+Replicas = Annotated[int, _NUMBER, Field(ge=1, le=MOST_REPLICAS)]
 Percent = Annotated[float, _NUMBER, Field(ge=0, le=100)]
+
+
+def _texts_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(path, text) of every text in plain data; of a key its mapping's path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts_in(key if isinstance(key, str) else "", path or "(document)")
+            yield from _texts_in(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value):
+            yield from _texts_in(inner, f"{path}[{number}]")
 
 
 class Spec(BaseModel):
@@ -175,7 +201,7 @@ class Training(Spec):
             raise _wrong(
                 "entryPoint", repr(self.entryPoint), "a relative path that stays inside code"
             )
-        _require_no_secret(self.env)
+        _require_fit(self.env, command=self.command, args=self.args)
         return self
 
 
@@ -183,7 +209,7 @@ class Role(Spec):
     """A kind of replica of a job with several kinds."""
 
     name: Literal["chief", "master", "worker", "ps", "evaluator", "launcher"]
-    replicas: Positive = 1
+    replicas: Replicas = 1
     processesPerReplica: Annotated[int | Literal["auto"], PlainValidator(_processes)] = "auto"
     resources: Resources | None = None
     command: tuple[str, ...] = ()
@@ -202,7 +228,10 @@ class Role(Spec):
         if self.resources is not None and self.resources.gpuTimeLimit is not None:
             allowed = "only spec.resources.gpuTimeLimit: it is a limit of the whole job"
             raise _wrong("resources.gpuTimeLimit", f"{self.resources.gpuTimeLimit:g}", allowed)
-        _require_no_secret(self.env)
+        if self.name in SINGLE and self.replicas > 1:
+            raise _wrong("replicas", str(self.replicas), f"1: a gang has one {self.name}")
+        _require_fit(self.env, command=self.command, args=self.args)
+        _require_no_secret(self.podTemplate)
         return self
 
 
@@ -302,9 +331,9 @@ class JobSpec(Spec):
 
     training: Training
     roles: tuple[Role, ...] = ()
-    replicas: Positive | None = Field(default_factory=lambda data: None if data.get("roles") else 1)
-    minReplicas: Positive | None = Field(default_factory=lambda data: data.get("replicas"))
-    maxReplicas: Positive | None = Field(default_factory=lambda data: data.get("replicas"))
+    replicas: Replicas | None = Field(default_factory=lambda data: None if data.get("roles") else 1)
+    minReplicas: Replicas | None = Field(default_factory=lambda data: data.get("replicas"))
+    maxReplicas: Replicas | None = Field(default_factory=lambda data: data.get("replicas"))
     successPolicy: Literal["chief", "allWorkers"] | None = None
     evaluatorGrace: Seconds = 600.0
     resources: Resources = Resources()
@@ -336,8 +365,22 @@ class JobSpec(Spec):
             if twice is not None:
                 path = f"{field}[{twice}].name"
                 raise _wrong(path, f"{names[twice]!r} for the second time", "each name once")
+        self._require_trainer()
         self._require_bounds()
+        _require_no_secret(self.podTemplate)
         return self
+
+    def _require_trainer(self) -> None:
+        if not self.roles and self.replicas is None:
+            raise _wrong("replicas", "nothing", "a whole number, or no such field: that is 1")
+        names = [role.name for role in self.roles]
+        if names and not set(names) & set(TRAINING):
+            allowed = f"one that trains among them: {', '.join(TRAINING)}"
+            raise _wrong("roles", f"only {', '.join(names)}", allowed)
+        most = max(self.resources_of(role).gpu for role in self.all_roles)
+        if self.watchdog.minGpu is not None and self.watchdog.minGpu > most:
+            allowed = f"at most {most}, the GPUs of a replica"
+            raise _wrong("watchdog.minGpu", str(self.watchdog.minGpu), allowed)
 
     def _require_bounds(self) -> None:
         if self.replicas is None:
@@ -368,7 +411,7 @@ class JobSpec(Spec):
 
     @property
     def time_limit_s(self) -> float | None:
-        """``gpuTimeLimit``: 3600 s (SPEC A1) where the job uses GPUs, else none unless set."""
+        """``gpuTimeLimit``: 3600 s where the job uses GPUs, else none unless set."""
         if self.resources.gpuTimeLimit is not None:
             return self.resources.gpuTimeLimit
         return 3600.0 if self.total_gpus else None
@@ -381,6 +424,18 @@ class TrainingJob(Spec):
     kind: Literal["TrainingJob"] = "TrainingJob"
     metadata: Metadata
     spec: JobSpec
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, data: Any) -> Any:
+        """No text of it, however deep, is one that cannot be passed on or must not be shown."""
+        for path, text in _texts_in(data):
+            if (unfit := _UNFIT.search(text)) is not None:
+                allowed = "text without NUL and without halves of characters"
+                raise _wrong(path, f"{unfit[0]!r} in a text", allowed)
+            if (secret := secret_in(text)) is not None:
+                raise _wrong(path, f"{secret} in plain text", REFERENCE)
+        return data
 
     def document(self) -> dict[str, Any]:
         """Plain data, defaults filled in; the same job always gives the same document."""
@@ -421,11 +476,25 @@ def _leads_out(path: str) -> bool:
     return path.startswith("/") or ".." in path.split("/")
 
 
-def _require_no_secret(env: Mapping[str, Any]) -> None:
+def _require_fit(env: Mapping[str, Any], **words: Sequence[str]) -> None:
+    """What a process is told: variables with names, and no secret among them or in a command."""
     for name, value in env.items():
+        if not name or "=" in name:
+            raise _wrong("env", f"the name {name!r}", "names of one character or more, without =")
         if isinstance(value, str) and value and looks_secret(name):
             raise _wrong(f"env.{name}", "a plain value of what looks like a secret",
                          "{secretName, key} of a secret that holds it")  # fmt: skip
+    for field, line in words.items():
+        given = secret_option(line)
+        if given is not None:
+            found = f"a plain value of {given[1]}, which looks like a secret"
+            raise _wrong(f"{field}[{given[0]}]", found, REFERENCE)
+
+
+def _require_no_secret(template: Mapping[str, Any]) -> None:
+    """What the containers of a template are told is told as little."""
+    for path, found in secrets_within(template, "podTemplate"):
+        raise _wrong(path, found, POD_REFERENCE)
 
 
 def job_id_for(name: str, scope: str) -> str:

@@ -6,11 +6,13 @@ and changes nothing. Not for: what to do next; that is ``next_step.py``. Pure: n
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from ffdl_airflow.core.events import Event, Kind
+from ffdl_airflow.core.events import Event, Kind, iso
+from ffdl_airflow.core.retry import early_delay_s
 from ffdl_airflow.core.text_enum import TextEnum
+from ffdl_airflow.core.utilization import DAY, WARN
 
 
 class Phase(TextEnum):
@@ -69,6 +71,7 @@ TABLE: Mapping[Kind, tuple[Row, ...]] = {  # a log begins with Submitted, in the
     Kind.CHECKPOINT_SEALED: (Row(ALL),),
     Kind.CHECKPOINT_REFUSED: (Row(ALL),),
     Kind.RANK_EXITED: (Row(ALL),),
+    Kind.REPLICA_LOST: (Row(ALL),),
     Kind.ATTEMPT_ENDED: (Row((*RUNS, P.STOPPING), (P.STOPPING,)), Row(ALL)),
     Kind.VERDICT: (Row((P.PREFETCHING, *HOLDING, P.STOPPING, P.REGISTERING)),),
     Kind.RESTART_DECIDED: (
@@ -76,6 +79,8 @@ TABLE: Mapping[Kind, tuple[Row, ...]] = {  # a log begins with Submitted, in the
         Row((P.PREFETCHING, P.REGISTERING)),
     ),
     Kind.WATCHDOG_WARNED: (Row(ALL),),
+    Kind.WATCHDOG_RECOVERED: (Row(ALL),),
+    Kind.DEADLINE_MISSED: (Row(ALL),),
     Kind.SAVE_REQUESTED: (Row(ALL),),
     Kind.END_INTENDED: (Row((*HOLDING, *RUNS, P.STOPPING), (P.STOPPING,)),),
     Kind.TRAINED: (Row((P.STOPPING,), (P.TRAINED,)),),
@@ -105,7 +110,12 @@ class JobState:
     """What the log says about a job at ``seq``. ``phase`` None: there are no events yet.
 
     ``placement`` is the number of the newest placement; ``placed`` says that it may still exist.
-    ``must_end`` is the reason why that placement has to go, None where it may stay.
+    ``lost`` has what became of the replicas that this placement has lost. ``ended_at``: when the
+    end of the newest attempt was written down here, by no other host's clock.
+    ``must_end`` is the reason why that placement has to go, None where it may stay. ``ending`` is
+    the verdict for which a driver ends the job. ``warned`` is the watchdog's warning that stands,
+    ``warnings`` are the times of those of a day. ``clears`` counts the clears: what a task wished
+    before the newest one does not count any more.
     """
 
     job_id: str
@@ -115,6 +125,7 @@ class JobState:
     spec: Mapping[str, Any] = field(default_factory=dict)
     owner: Mapping[str, Any] = field(default_factory=dict)
     engine: str = "local"
+    host: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     mover_error: Mapping[str, Any] | None = None
     placement: int = 0
@@ -124,9 +135,11 @@ class JobState:
     journal_seq: int = 0
     waiting: str | None = None
     slots: tuple[int, ...] = ()
+    lost: tuple[Mapping[str, Any], ...] = ()
     attempt: int = 0
     attempt_open: bool = False
     attempt_result: Mapping[str, Any] | None = None
+    ended_at: datetime | None = None
     running_at: datetime | None = None
     running_s: float = 0.0
     cpu_s: float = 0.0
@@ -135,6 +148,9 @@ class JobState:
     checkpoint_floor: int = 0
     step: int | None = None
     verdict: Mapping[str, Any] | None = None
+    ending: Mapping[str, Any] | None = None
+    warned: Mapping[str, Any] | None = None
+    warnings: tuple[datetime, ...] = ()
     not_before: datetime | None = None
     restart_class: str | None = None
     costly: int = 0
@@ -145,6 +161,7 @@ class JobState:
     stop_wanted: Mapping[str, Any] | None = None
     save_wanted: int | None = None
     clear_pending: Phase | None = None
+    clears: int = 0
     model: Mapping[str, Any] | None = None
     reason: str = ""
 
@@ -235,7 +252,7 @@ def _submitted(state: JobState, event: Event) -> JobState:
     body = event.body
     return replace(
         state, spec=body["spec"], owner=body.get("owner", _NOTHING),
-        engine=body.get("engine", "local"),
+        engine=body.get("engine", "local"), host=event.source.get("host"),
     )  # fmt: skip
 
 
@@ -254,7 +271,7 @@ def _prefetch_failed(state: JobState, event: Event) -> JobState:
 def _reserve_intended(state: JobState, event: Event) -> JobState:
     return replace(
         state, placement=event.body["placement"], placed=True, must_end=None, journal_seq=0,
-        slots=(), waiting=None, attempt_open=False,
+        slots=(), waiting=None, attempt_open=False, lost=(),
     )  # fmt: skip
 
 
@@ -264,6 +281,10 @@ def _waiting(state: JobState, event: Event) -> JobState:
 
 def _placed(state: JobState, event: Event) -> JobState:
     return replace(state, slots=tuple(event.body.get("slots", ())), waiting=None)
+
+
+def _replica_lost(state: JobState, event: Event) -> JobState:
+    return replace(state, lost=(*state.lost, event.body))
 
 
 def _hold_expired(state: JobState, event: Event) -> JobState:
@@ -276,7 +297,7 @@ def _go_intended(state: JobState, event: Event) -> JobState:
     """What the attempt starts from is, until it seals a newer one, the job's checkpoint."""
     resume = event.body.get("resume")
     return replace(
-        state, attempt=event.body["attempt"], attempt_open=True, attempt_result=None,
+        state, attempt=event.body["attempt"], attempt_open=True, attempt_result=None, ended_at=None,
         running_at=None, resume=resume, checkpoint=resume, not_before=None, verdict=None,
     )  # fmt: skip
 
@@ -290,8 +311,10 @@ def _progress(state: JobState, event: Event) -> JobState:
 
 
 def _sealed(state: JobState, event: Event) -> JobState:
+    """What an attempt seals while it is ended by a clear that begins anew is not gone on from."""
     newest = state.checkpoint is None or event.body["step"] > state.checkpoint["step"]
-    if not newest:
+    passed_over = event.attempt is not None and event.attempt <= state.checkpoint_floor
+    if passed_over or not newest:
         return state
     return replace(
         state, checkpoint=event.body, step=max(event.body["step"], state.step or 0),
@@ -310,9 +333,10 @@ def _attempt_ended(state: JobState, event: Event) -> JobState:
     ran = max(0.0, (event.at - state.running_at).total_seconds()) if state.running_at else 0.0
     ok = bool(event.body.get("ok"))
     return replace(
-        state, attempt_open=False, attempt_result=event.body, running_s=state.running_s + ran,
+        state, attempt_open=False, attempt_result=event.body, ended_at=event.recorded_at,
+        running_s=state.running_s + ran,
         cpu_s=state.cpu_s + float(event.body.get("cpu_s") or 0.0),
-        step=event.body.get("last_step") or state.step, save_wanted=None,
+        step=event.body.get("last_step") or state.step, save_wanted=None, warned=None,
         must_end="the gang has ended well" if ok else state.must_end,
     )  # fmt: skip
 
@@ -337,20 +361,37 @@ def _restart_decided(state: JobState, event: Event) -> JobState:
         early_losses=state.early_losses + (not ran),
         since_checkpoint=state.since_checkpoint + 1,
         mover_error=None,
+        ending=None,
     )
 
 
 def _end_intended(state: JobState, event: Event) -> JobState:
     return replace(
-        state, must_end=event.body.get("why", "end"), end_mode=event.body.get("mode", "now")
+        state, must_end=event.body.get("why", "end"), end_mode=event.body.get("mode", "now"),
+        ending=event.body.get("verdict"),
     )  # fmt: skip
+
+
+def _warned(state: JobState, event: Event) -> JobState:
+    """A warning of the utilization ladder stands until it is withdrawn or the attempt ends."""
+    if event.body.get("level") != WARN or not state.attempt_open:
+        return state
+    recent = tuple(at for at in state.warnings if event.at - at < DAY)
+    return replace(state, warned={**event.body, "at": iso(event.at)},
+                   warnings=(*recent, event.at))  # fmt: skip
+
+
+def _recovered(state: JobState, event: Event) -> JobState:
+    return replace(state, warned=None)
 
 
 def _released(state: JobState, event: Event) -> JobState:
     lost = bool(event.body.get("lost")) and state.phase in HOLDING and state.must_end is None
+    pause_s = early_delay_s(state.early_losses) if lost else 0.0
     return replace(
         state, placed=False, must_end=None, slots=(), attempt_open=False, end_mode="now",
         early_losses=state.early_losses + lost, waiting=None, clear_pending=None,
+        not_before=event.at + timedelta(seconds=pause_s) if pause_s else state.not_before,
     )  # fmt: skip
 
 
@@ -366,8 +407,12 @@ def _succeeded(state: JobState, event: Event) -> JobState:
 
 
 def _stop_wanted(state: JobState, event: Event) -> JobState:
-    """Recorded always; of effect only while the job lives. A later, harder wish wins."""
-    if state.terminal:
+    """Recorded always; of effect only while the job lives. A later, harder wish wins.
+
+    A wish with a number of ``clears`` was made by a task for what it knew: after a newer clear the
+    job is another try's, and the wish comes too late.
+    """
+    if state.terminal or int(event.body.get("clears", state.clears)) < state.clears:
         return state
     if state.stop_wanted and state.stop_wanted.get("mode") == "now":
         return state
@@ -389,8 +434,8 @@ def _cleared(state: JobState, event: Event) -> JobState:
         state, clear_pending=to if state.placed else None, stop_wanted=None, verdict=None,
         not_before=None, must_end="cleared" if state.placed else None, costly=0, unknown=0,
         no_advance=0, early_losses=0, since_checkpoint=0, attempt_result=None, reason="cleared",
-        model=None,
-        mover_error=None, save_wanted=None, restart_class=None,
+        model=None, ending=None, warned=None, warnings=(),
+        mover_error=None, save_wanted=None, restart_class=None, clears=state.clears + 1,
         checkpoint=None if fresh else state.checkpoint,
         checkpoint_floor=state.attempt if fresh else state.checkpoint_floor,
     )  # fmt: skip
@@ -408,6 +453,7 @@ _EFFECTS: Mapping[Kind, Callable[[JobState, Event], JobState]] = {
     Kind.RESERVE_INTENDED: _reserve_intended,
     Kind.WAITING: _waiting,
     Kind.PLACED: _placed,
+    Kind.REPLICA_LOST: _replica_lost,
     Kind.HOLD_EXPIRED: _hold_expired,
     Kind.GO_INTENDED: _go_intended,
     Kind.RUNNING: _running,
@@ -418,6 +464,8 @@ _EFFECTS: Mapping[Kind, Callable[[JobState, Event], JobState]] = {
     Kind.VERDICT: _verdict,
     Kind.RESTART_DECIDED: _restart_decided,
     Kind.END_INTENDED: _end_intended,
+    Kind.WATCHDOG_WARNED: _warned,
+    Kind.WATCHDOG_RECOVERED: _recovered,
     Kind.RELEASED: _released,
     Kind.REFUSED: _finished,
     Kind.SUCCEEDED: _succeeded,

@@ -1,7 +1,7 @@
 """Models: what the registry keeps of a version, and what is asked of it when one is published.
 
 Pure. The document of a version (``MODEL.json``) is its lineage: job, attempts, checkpoint, data
-generations, code, image. Field names are those of the ``Model`` manifest and of CONTRACT.md.
+generations, code, image. Field names are those of the ``Model`` manifest.
 """
 
 import math

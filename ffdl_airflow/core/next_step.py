@@ -4,11 +4,14 @@ For: the order of a job's life, in one place, the same for every driver. Pure. N
 ``stages/advance.py`` performs the action and appends the facts that come of it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ffdl_airflow.core import deadlines
 from ffdl_airflow.core.events import Kind, NewEvent
+from ffdl_airflow.core.failures.rules import of_ending
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.lifecycle import JobState, Phase
 from ffdl_airflow.core.retry import EARLY_LOSS_LIMIT
@@ -135,7 +138,25 @@ def next_step(state: JobState, goal: Goal, now: datetime) -> Action:
         return Finish()
     if goal is Goal.RELEASE:
         return _append(Kind.STOP_WANTED, now, {"mode": "now", "why": "released", "by": "release"})
-    return _by_phase(state, now)
+    return _late(state, now) or _by_phase(state, now)
+
+
+def _late(state: JobState, now: datetime) -> Append | None:
+    late = deadlines.overdue(state, now)
+    return end_for(state, late.verdict(state), now=now) if late is not None else None
+
+
+def end_for(state: JobState, verdict: Mapping[str, Any], *, now: datetime) -> Append:
+    """The job is to fail with a verdict of its driver: what runs saves and ends first."""
+    if state.placed:
+        body = {"placement": state.placement, "why": verdict["cause"], "mode": "save",
+                "verdict": dict(verdict)}  # fmt: skip
+        return _append(Kind.END_INTENDED, now, body)
+    found = of_ending(verdict)
+    body = {**found.document(), "placement": state.placement or None}
+    failed = {"reason": found.cause, "class": found.failure.value, "next_step": found.next_step}
+    return Append((NewEvent(kind=Kind.VERDICT, at=now, body=body),
+                   NewEvent(kind=Kind.FAILED, at=now, body=failed)))  # fmt: skip
 
 
 def _stop(state: JobState, wish: Any, now: datetime) -> Action:
@@ -190,6 +211,8 @@ def _stopping(state: JobState, now: datetime) -> Action:
                                            "checkpoint": state.checkpoint})  # fmt: skip
     if state.attempt_result is not None and state.verdict is None:
         return Judge()
+    if state.ending is not None:
+        return end_for(state, state.ending, now=now)
     return _append(Kind.STOPPED, now, {"reason": state.reason or "ended without a result"})
 
 

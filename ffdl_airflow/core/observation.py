@@ -3,10 +3,12 @@
 For: turning documents of the wire into frozen values and events. Not for: asking.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
+from ffdl_airflow.agent import protocol
 from ffdl_airflow.core.events import Kind, NewEvent, parse_iso
 from ffdl_airflow.core.text_enum import TextEnum
 
@@ -16,17 +18,29 @@ class Presence(TextEnum):
 
     ABSENT = "absent"  # never made
     ALIVE = "alive"
-    GONE = "gone"  # was made, and no agent of it lives
+    GONE = "gone"  # was made, and its coordinator does not live, so that no gang does
     UNKNOWN = "unknown"  # cannot be told now
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One look. ``status`` is the coordinator's document, None where it does not answer."""
+    """One look. ``status`` is the coordinator's document, None where it does not answer.
+
+    ``lost``: what the control plane says of replicas that are gone or cannot start, as
+    ``core/failures/control_plane.py`` reads it, each with ``replica``. ``unsaid``: replicas of
+    which the control plane still says that they run, whatever their gang says. ``waiting``: what
+    keeps agents that have their places from starting, in one sentence. ``last_word``: why the gang
+    has left, as it said itself; ``left_at``: when.
+    """
 
     presence: Presence
     status: Mapping[str, Any] | None = None
     facts: tuple[NewEvent, ...] = ()
+    lost: tuple[Mapping[str, Any], ...] = ()
+    unsaid: tuple[str, ...] = ()
+    waiting: str | None = None
+    last_word: str | None = None
+    left_at: datetime | None = None
 
     @property
     def gang_state(self) -> str | None:
@@ -74,11 +88,25 @@ _KINDS = {
 }  # fmt: skip
 
 
-def facts_from(entries: Iterable[Mapping[str, Any]], *, slots: tuple[int, ...]) -> list[NewEvent]:
-    """Events from journal entries, each of which the ledger takes once.
+def with_journal(seen: Observation, entries: Sequence[Mapping[str, Any]], *,
+                 placed: Mapping[str, Any]) -> Observation:  # fmt: skip
+    """The look with what the journal says: facts, and why and when the gang has left.
 
-    ``Released`` is left out: that a gang has gone is confirmed by the engine, not by its own word.
+    ``placed``: what only the engine knows of a gang's places: ``slots``, or ``nodes`` by replica.
+
+    ``Released`` is no fact: that a gang has gone is confirmed by the engine, not by its own word.
     """
+    said = [entry for entry in entries if entry.get("kind") == protocol.J_RELEASED]
+    return replace(
+        seen, facts=tuple(_facts(entries, placed=placed)),
+        last_word=str(said[-1]["body"]["why"]) if said else None,
+        left_at=parse_iso(said[-1]["at"]) if said else None,
+    )  # fmt: skip
+
+
+def _facts(entries: Sequence[Mapping[str, Any]], *,
+           placed: Mapping[str, Any]) -> list[NewEvent]:  # fmt: skip
+    """Events from journal entries, each of which the ledger takes once."""
     found = []
     for entry in entries:
         kind = _KINDS.get(str(entry.get("kind")))
@@ -87,7 +115,7 @@ def facts_from(entries: Iterable[Mapping[str, Any]], *, slots: tuple[int, ...]) 
         placement, seq = int(entry["placement"]), int(entry["seq"])
         body = {**entry.get("body", {}), "placement": placement}
         if kind is Kind.PLACED:
-            body["slots"] = list(slots)
+            body |= placed
         found.append(
             NewEvent(
                 kind=kind, at=parse_iso(entry["at"]), attempt=entry.get("attempt"), body=body,

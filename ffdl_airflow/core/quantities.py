@@ -1,7 +1,9 @@
 """Kubernetes-style quantities: text to numbers and back, with one clear error.
 
 For: CPU shares and byte counts in specs. FfDL's old manifests write ``2Gb``: read as 10^9 bytes,
-in any letter case, as FfDL's parser did. Not for: bits; nothing here means gigabits.
+in any letter case, as FfDL's parser did. What the API server itself gives back has more forms than
+people write (``1e3``, ``100n``, ``2Ei``): :func:`parse_kubernetes`. Not for: bits; nothing here
+means gigabits.
 """
 
 import math
@@ -17,8 +19,18 @@ _BYTES = {
 # FfDL's own units (restapi manifest reader): decimal, letter case does not count.
 _FFDL_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
                "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+# The API's own grammar: a signed number, then a suffix or a decimal exponent.
+_API = re.compile(
+    r"^([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([numkMGTPE]|[KMGTPE]i)?|[eE]([+-]?[0-9]{1,3}))$"
+)
+_API_UNITS = {
+    **{name: Decimal(factor) for name, factor in _BYTES.items() if name != "K"},
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"),
+    "E": Decimal(10**18), "Ei": Decimal(2**60),
+}  # fmt: skip
 _KIB = 1024
 _SIXTY = 60  # seconds of a minute, minutes of an hour
+API_ALLOWED = "a quantity of the Kubernetes API, for example 8Gi, 500m or 1e3"
 MEMORY_ALLOWED = "a number of bytes with K, M, G, T or Ki, Mi, Gi, Ti, for example 8Gi"
 CPU_ALLOWED = "cores, for example 2, 0.5 or 500m"
 
@@ -47,6 +59,18 @@ def parse_milli_cpu(value: object) -> int:
     if unit not in ("", "m"):
         raise QuantityError(value, CPU_ALLOWED)
     return int(number if unit == "m" else number * 1000)
+
+
+def parse_kubernetes(value: object) -> Decimal:
+    """The number that a quantity of the Kubernetes API stands for: bytes, cores, or a count."""
+    text = str(value) if isinstance(value, (int, float, str)) else ""
+    match = _API.match(text)
+    if match is None or isinstance(value, bool):
+        raise QuantityError(value, API_ALLOWED)
+    number, unit, exponent = match.groups()
+    if exponent is not None:
+        return Decimal(number).scaleb(int(exponent))
+    return Decimal(number) * _API_UNITS[unit or ""]
 
 
 def format_bytes(count: int) -> str:

@@ -13,9 +13,9 @@ from ffdl_airflow.core.failures.rules import Verdict
 BACKOFF_BASE_S = 2.0
 BACKOFF_CEILING_S = 300.0
 JITTER = 0.2
-"""Back-off: 2 s times 2ⁿ, at most 300 s (CONTRACT 7), ± 20 % (chosen)."""
+"""Back-off: 2 s times 2ⁿ, at most 300 s, ± 20 %. Chosen."""
 EARLY_LOSS_LIMIT = 20
-"""Losses before any user code ran that end a job (CONTRACT 7)."""
+"""Losses before any user code ran that end a job. Chosen."""
 _NO_ADVANCE = (
     "look why no checkpoint becomes complete: whether the program saves, how often, and what ends "
     "the attempts before; then continue the job"
@@ -73,9 +73,19 @@ def decide(verdict: Verdict, history: History) -> Restart | GiveUp:
     return Restart(costs=policy.costs, delay_s=_delay_s(verdict, history), reason=reason)
 
 
+def early_delay_s(losses: int) -> float:
+    """Before a place is asked for again that was lost before a start, after so many such losses.
+
+    The first is made good at once.
+    """
+    if losses == 0:
+        return 0.0
+    return float(min(BACKOFF_BASE_S * 2.0 ** min(losses - 1, _DOUBLINGS), BACKOFF_CEILING_S))
+
+
 def _refusal(verdict: Verdict, history: History) -> GiveUp | None:  # noqa: PLR0911 - one a limit
     policy = POLICIES[verdict.failure]
-    name, mend = verdict.failure.value, policy.next_step
+    name, mend = verdict.failure.value, verdict.next_step
     if policy.restart == "never":
         return GiveUp(f"{name} ends the job", mend)
     if policy.restart == "once" and history.same_class_before:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ffdl_airflow.core.lifecycle import JobState
 
-FOLD_VERSION = 2
+FOLD_VERSION = 3
 """To be raised when the fold of an old log gives another state than before."""
 
 _NAMES = " ".join(f"{field.name}:{field.type}" for field in fields(JobState))

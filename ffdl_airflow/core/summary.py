@@ -32,6 +32,7 @@ def summary(state: JobState, job: TrainingJob) -> dict[str, Any]:
         "model": dict(state.model) if state.model else None,
         "cpu_percent": _cpu_percent(state, job),
         "waiting": state.waiting,
+        "warning": state.warned["reason"] if state.warned else None,
         "reason": state.reason,
         "submitted_at": state.story[0][1].isoformat() if state.story else None,
         "ended_at": state.story[-1][1].isoformat() if state.terminal else None,

@@ -2,6 +2,7 @@
 
 A *placement* is a gang that holds its resources: one agent for each replica, alive, waiting or
 running. Its id is ``<job id>/<number>``; a driver uses a number once, and the engine never again.
+How an engine is written and set: ``docs/engines.md``.
 
 Promised, and tried by ``testing/contracts/engine.py`` on every engine:
 
@@ -16,7 +17,8 @@ Promised, and tried by ``testing/contracts/engine.py`` on every engine:
   entry, also when the gang is gone.
 - A call that is repeated has no further effect.
 
-Undefined: how long a gang waits, and in which order those of equal rank come. May be refused: any
+Undefined: how long a gang waits, in which order those of equal rank come, and whether a gang that
+has left or was lost is placed anew when it is reserved again, or Over. May be refused: any
 call with InfrastructureError, when the place where gangs run cannot be reached; then nothing is
 known to have changed, and the caller asks again. Long work is never done here: ``reserve`` and
 ``end`` start it and say what is still missing.
@@ -26,6 +28,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from ffdl_airflow.agent.detached import Runner
+from ffdl_airflow.core.errors import FieldProblem
+from ffdl_airflow.core.findings import Finding
+from ffdl_airflow.core.job import TrainingJob
 from ffdl_airflow.core.observation import Inventory, Observation
 from ffdl_airflow.core.plan import GangPlan
 
@@ -42,7 +48,10 @@ class Granted:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Nothing was created: what is missing and which placements hold it, in one sentence."""
+    """The gang is not placed: what is missing and which placements hold it, in one sentence.
+
+    What was created on the way holds nothing that another gang could have.
+    """
 
     reason: str
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -55,10 +64,14 @@ class Over:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The placement is gone. ``killed``: processes that had to be killed from outside."""
+    """The placement is gone. ``killed``: processes that had to be killed from outside.
+
+    ``abandoned``: replica → host that does not answer, so that nobody has seen its processes end.
+    They end by themselves, and cannot seal a checkpoint once the next attempt has begun.
+    """
 
     killed: int = 0
-    tails: Mapping[str, str] = field(default_factory=dict)
+    abandoned: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,8 @@ class Engine(Protocol):
     def reserve(self, plan: GangPlan) -> Granted | Waiting | Over:
         """See to it that the gang is placed: the same answer however often it is asked for.
 
-        Agents that are missing are started again, as long as the placement was not given up.
+        Who comes after a driver that died on the way goes on from there: agents that were not
+        started are started now.
         """
         ...
 
@@ -150,8 +164,10 @@ class Engine(Protocol):
     def observe(self, placement_id: str, after: int) -> Observation:
         """One look: presence, status, and the journal's entries whose number is above ``after``.
 
-        ABSENT: never made and never ended. GONE: no agent lives. The status is None where nobody
-        answers, which by itself does not mean GONE.
+        ABSENT: never made and never ended. ALIVE: its coordinator lives, from the moment in which
+        its agent is started. GONE: it does not, and what may be left of the others is leaving. The
+        status is None where nobody answers, which by itself does not mean GONE.
+        ``core/observation.py:with_journal`` turns entries into facts.
         """
         ...
 
@@ -165,6 +181,37 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class SupportsCheck(Protocol):
+    """An engine with demands of its own; without it a job has to fit the slots of one host."""
+
+    def check(self, job: TrainingJob) -> Sequence[FieldProblem]:
+        """What of the job it cannot serve, before anything is created."""
+        ...
+
+
+@runtime_checkable
+class SupportsHosts(Protocol):
+    """An engine whose replicas have addresses of their own.
+
+    Without it all of them are on the host of their driver, are seen from there only, and see all
+    that it sees. With it they see what lies below the checkpoints, the cache and the models.
+    """
+
+    def host(self, placement_id: str) -> str:
+        """Address of a replica for the others of its gang; ``{replica}`` stands for its name."""
+        ...
+
+
+@runtime_checkable
+class SupportsMover(Protocol):
+    """An engine that can do data work near the data; without it the driver's host does it."""
+
+    def mover(self, folders: Sequence[str]) -> Runner | None:
+        """Where to run what reads and writes these folders; None: on the driver's host."""
+        ...
+
+
+@runtime_checkable
 class SupportsRender(Protocol):
     """An engine that can show what it would create, without creating it."""
 
@@ -174,11 +221,40 @@ class SupportsRender(Protocol):
 
 
 @runtime_checkable
-class SupportsTail(Protocol):
-    """An engine that can read the logs of ranks also when the gang is gone."""
+class SupportsDoctor(Protocol):
+    """An engine that can look whether what it runs on is fit for it."""
 
-    def log_paths(self, job_id: str) -> Mapping[tuple[int, int, int], str]:
-        """(placement, attempt, rank) → path of the log on this host."""
+    def examine(self, folders: Mapping[str, str], *, image: str | None) -> Sequence[Finding]:
+        """What was found, in the order in which it should be mended. Raises nothing of ours.
+
+        ``folders``: setting → folder of this host that gangs have to see too. With ``image`` a
+        gang of one is tried with it, and taken back; else nothing is created.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessLog:
+    """What one process of one attempt has printed: a file on this host.
+
+    ``rank`` None: it has none (parameter server, evaluator, launcher). ``label`` tells it from the
+    others of its attempt: the rank as text, else the name of the process.
+    """
+
+    placement: int
+    attempt: int
+    replica: str
+    rank: int | None
+    label: str
+    path: str
+
+
+@runtime_checkable
+class SupportsTail(Protocol):
+    """An engine that can read the logs of processes also when the gang is gone."""
+
+    def logs(self, job_id: str) -> Sequence[ProcessLog]:
+        """Logs that are on this host: by placement and attempt, ranks first, in their order."""
         ...
 
 

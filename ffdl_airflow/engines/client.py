@@ -1,6 +1,7 @@
 """Control of a gang over HTTP: the one implementation of ``AgentClient``.
 
-The transport is the engine's: a Unix socket locally, the API server's pod proxy on Kubernetes.
+The transport is the engine's: ``unix_transport.py`` on one host, the API server's pod proxy on
+Kubernetes.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,8 +32,18 @@ class HttpAgentClient:
 
     def status(self, *, after: int = -1, wait_s: float = 0.0) -> Mapping[str, Any]:
         """The coordinator's document."""
+        return self._status({"after": str(after)}, wait_s)
+
+    def news(self, *, journal: int, wait_s: float = 0.0) -> Mapping[str, Any]:
+        """The document as soon as the journal is past that number, with its entries since.
+
+        They stand under ``journal``, as protocol.py's files have them.
+        """
+        return self._status({"journal": str(journal)}, wait_s)
+
+    def _status(self, asked: Mapping[str, str], wait_s: float) -> Mapping[str, Any]:
         wait_s = min(wait_s, protocol.LONG_POLL_S)
-        params = {"after": str(after), "wait": str(wait_s)}
+        params = {**asked, "wait": str(wait_s)}
         return self._call("GET", protocol.PATH_STATUS, params=params, timeout=wait_s + _CALL_S)
 
     def go(self, order: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ class FfdlHook(BaseHook):
         """Section, then connection, then the argument."""
         from ffdl_airflow.settings import default_state_dir, from_values
 
-        values = {**_section(), **self._extras()}
+        values = self._with_cluster({**_section(), **self._extras()})
         home = {"AIRFLOW_HOME": os.environ.get("AIRFLOW_HOME") or str(Path.home() / "airflow")}
         settings = from_values(values, state_dir=default_state_dir(home))
         return replace(settings, engine=self.engine) if self.engine else settings
@@ -57,17 +57,37 @@ class FfdlHook(BaseHook):
         """The same without a name for the driver."""
         return self.deps({})
 
+    def _with_cluster(self, values: dict[str, str]) -> dict[str, str]:
+        """What the connection ``kubernetes_conn_id`` says of the cluster, below what we say."""
+        conn_id = values.pop("kubernetes_conn_id", None)
+        if conn_id is None or (self.engine or values.get("engine")) != "kubernetes":
+            return values
+        from ffdl_airflow.core.errors import FieldProblem, SpecError
+        from ffdl_airflow.hooks.kubernetes import cluster_settings
+
+        if values.get("kubeconfig"):
+            found = f"{conn_id!r} beside kubeconfig"
+            raise SpecError([FieldProblem("kubernetes_conn_id", found, "one of them")],
+                            source="[ffdl]")  # fmt: skip
+        return {**cluster_settings(conn_id), **values}
+
     def _extras(self) -> dict[str, str]:
+        from ffdl_airflow.core.errors import UserError
+
         try:
             connection = self.get_connection(self.ffdl_conn_id)
         except AirflowNotFoundException:
-            if self.ffdl_conn_id != DEFAULT_CONN_ID:
-                raise
-            return {}
+            if self.ffdl_conn_id == DEFAULT_CONN_ID:
+                return {}
+            raise UserError(
+                f"ffdl_conn_id: found {self.ffdl_conn_id!r}, which Airflow does not have; allowed: "
+                f"a connection of type ffdl, or none: the section [ffdl] is enough"
+            ) from None
         from ffdl_airflow.settings import KEYS
 
         found = connection.extra_dejson
-        return {key: str(found[key]) for key in KEYS if found.get(key) not in (None, "")}
+        values = {key: str(found[key]) for key in KEYS if found.get(key) not in (None, "")}
+        return values | ({"installation_key": connection.password} if connection.password else {})
 
 
 def _section() -> dict[str, str]:

@@ -22,6 +22,7 @@ from ffdl_airflow.core.errors import InfrastructureError, UserError
 from ffdl_airflow.core.events import Event, Kind, NewEvent, iso, parse_iso, recorded
 from ffdl_airflow.ledger.base import Batch, Conflict, JobRow
 from ffdl_airflow.ledger.tables import EVENTS, HEAD, JOBS, META, STATUS, VERSION_TABLE
+from ffdl_airflow.ledger.url import ledger_url, require_folder
 
 _BUSY_MS = 30_000
 _FULL_BYTES = 1 << 20
@@ -34,7 +35,7 @@ class SqlLedger:
     """See :mod:`ffdl_airflow.ledger.base` for what is promised."""
 
     def __init__(self, url: str) -> None:
-        self._url = sa.make_url(url)
+        self._url = ledger_url(url)
         self._sqlite = self._url.get_backend_name() == "sqlite"
         self._engine = self._make_engine()
         self._reader = self._engine.execution_options(ffdl_reads=True)
@@ -103,11 +104,7 @@ class SqlLedger:
     def _make_engine(self) -> sa.Engine:
         if not self._sqlite:
             return sa.create_engine(self._url, pool_pre_ping=True)
-        path = Path(self._url.database or "")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _storage_error(str(path), error) from error
+        require_folder(self._url)
         engine = sa.create_engine(
             self._url, poolclass=NullPool, connect_args={"timeout": _BUSY_MS / 1000}
         )
@@ -280,7 +277,7 @@ def _disk_is_full(where: str) -> bool:
 
 
 def _storage_error(where: str, error: Exception) -> InfrastructureError:
-    text = str(getattr(error, "orig", None) or error)
+    text = " ".join(str(getattr(error, "orig", None) or error).split())  # psycopg2: several lines
     if "readonly" in text or "read-only" in text or isinstance(error, PermissionError):
         step = f"make the ledger writable for {os.environ.get('USER') or 'this user'}"
     elif "full" in text or "No space" in text or _disk_is_full(where):

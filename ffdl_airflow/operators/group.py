@@ -3,9 +3,10 @@
 ::
 
     prefetch ─► reserve (setup) ─► launch ─► release (teardown of reserve)
-                                     └─────► register            (outside the setup's scope)
+       └──────► watchdog             └─────► register            (both outside the setup's scope)
 
-With this wiring clearing launch reserves again, and clearing register touches nothing else (tried).
+With this wiring clearing launch reserves again, and clearing the watchdog or register touches
+nothing else (tried).
 """
 
 from typing import Any, ClassVar
@@ -15,20 +16,21 @@ from airflow.sdk import TaskGroup
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.hooks.ffdl import DEFAULT_CONN_ID
 from ffdl_airflow.operators.stage import Manifest, StageOperator
+from ffdl_airflow.sensors.job import UtilizationWatchdogSensor
 
 
 class PrefetchOperator(StageOperator):
     """The job's data and code become verified generations. Nothing is reserved."""
 
     goal: Goal = Goal.PREFETCH
-    clears_to: ClassVar[str | None] = "Validated"
+    clears: ClassVar[bool] = True
 
 
 class ReserveOperator(StageOperator):
     """The whole gang holds its resources, for as long as the hold lasts."""
 
     goal: Goal = Goal.RESERVE
-    clears_to: ClassVar[str | None] = "DataReady"
+    clears: ClassVar[bool] = True
 
 
 class LaunchOperator(StageOperator):
@@ -57,11 +59,15 @@ class TrainingJobGroup(TaskGroup):
     :param engine: engine by name; default: the connection's or the settings'
     :param ffdl_conn_id: connection of type ``ffdl``
     :param deferrable: wait in the triggerer instead of a worker
+    :param show_watchdog: with a task that shows utilization and warnings beside launch; the ladder
+        acts without it. ``dag.test`` runs one task at a time, so there it would block launch
     """
 
     def __init__(self, group_id: str, *, job: Manifest, engine: str | None = None,
                  ffdl_conn_id: str = DEFAULT_CONN_ID, deferrable: bool = True,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 show_watchdog: bool = True, **kwargs: Any) -> None:  # fmt: skip
+        if not kwargs.get("prefix_group_id", True):
+            raise ValueError("prefix_group_id: found False, allowed: True, which names the stages")
         super().__init__(group_id=group_id, **kwargs)
         shared: dict[str, Any] = {
             "job": job, "engine": engine, "ffdl_conn_id": ffdl_conn_id, "deferrable": deferrable,
@@ -77,4 +83,10 @@ class TrainingJobGroup(TaskGroup):
             register = RegisterOperator(task_id="register", **shared)
             prefetch >> reserve >> launch >> release
             launch >> register
+            if show_watchdog:
+                watchdog = UtilizationWatchdogSensor(
+                    task_id="watchdog", group=str(self.group_id), launch_task_id=launch.task_id,
+                    engine=engine, ffdl_conn_id=ffdl_conn_id, deferrable=deferrable,
+                )  # fmt: skip
+                prefetch >> watchdog
         self.register = register

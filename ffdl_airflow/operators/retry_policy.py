@@ -6,6 +6,7 @@ from typing import Any
 from airflow.sdk import RetryDecision, RetryPolicy
 
 from ffdl_airflow.core.errors import AttemptFailed, FfdlError
+from ffdl_airflow.operators.templates import mistake
 
 
 class FfdlRetryPolicy(RetryPolicy):
@@ -19,6 +20,8 @@ class FfdlRetryPolicy(RetryPolicy):
             return RetryDecision.retry(delay=delay, reason=exception.cause[:500])
         if isinstance(exception, FfdlError) and not exception.retryable:
             return RetryDecision.fail(reason=exception.cause[:500])
+        if (why := mistake(exception)) is not None:
+            return RetryDecision.fail(reason=why[:500])
         return RetryDecision.default()
 
     def serialize(self) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ffdl_airflow.core.goal import Goal
-from ffdl_airflow.operators.stage import Manifest, StageOperator
+from ffdl_airflow.core.job import TrainingJob
+from ffdl_airflow.operators.stage import Manifest, StageOperator, goal_of, require_number
 
 
 class TrainingJobOperator(StageOperator):
@@ -17,8 +18,8 @@ class TrainingJobOperator(StageOperator):
         ``gpu`` and ``image`` go with it, or change what ``job`` says
     """
 
-    template_fields: Sequence[str] = ("job",)
-    clears_to: ClassVar[str | None] = "Validated"
+    template_fields: Sequence[str] = ("job", "engine")
+    clears: ClassVar[bool] = True
 
     def __init__(self, *, job: Manifest | None = None, until: str = Goal.REGISTER.value,
                  image: str | None = None, command: Sequence[str] | None = None,
@@ -27,12 +28,15 @@ class TrainingJobOperator(StageOperator):
                  **kwargs: Any) -> None:  # fmt: skip
         changes = {"image": image, "command": command, "args": args, "env": env}
         short = {key: value for key, value in changes.items() if value is not None}
+        if job is None and command is None:
+            raise ValueError("job, command: found neither, allowed: one of them or both")
+        require_number("replicas", replicas, least=1)
+        require_number("gpu", gpu, least=0)
         if job is None or short or replicas is not None or gpu is not None:
             job = with_shortcuts(
                 job, name=kwargs["task_id"], training=short, replicas=replicas, gpu=gpu
             )
-        super().__init__(job=job, **kwargs)
-        self.goal = Goal(until)
+        super().__init__(job=job, goal=goal_of(until), **kwargs)
 
 
 def with_shortcuts(job: Manifest | None, *, name: str, training: Mapping[str, Any],
@@ -41,8 +45,8 @@ def with_shortcuts(job: Manifest | None, *, name: str, training: Mapping[str, An
 
     Raises ValueError for a job that is text: what it says is not known before it is rendered.
     """
-    if isinstance(job, str):
-        raise ValueError("shortcuts go with a job that is a mapping, or with none")  # noqa: TRY004
+    if job is not None and not isinstance(job, (Mapping, TrainingJob)):
+        raise ValueError(f"job: found {job!r:.80}, allowed beside shortcuts: a mapping, or none")
     if job is None:
         slug = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "job"
         document: dict[str, Any] = {"metadata": {"name": slug[:63]}, "spec": {

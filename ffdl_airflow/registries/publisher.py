@@ -29,10 +29,12 @@ MODULE = "ffdl_airflow.registries.publisher"
 class PublishState:
     """What is known of a publication. ``bytes_total`` is None before it is known.
 
-    ``path``: the version's folder, when ``state`` is ready. Times: UTC, ISO 8601.
+    ``phase``: what it does, or waits for before it runs. ``path``: the version's folder, when
+    ``state`` is ready. Times: UTC, ISO 8601.
     """
 
     state: Literal["running", "ready", "failed"]
+    phase: str = "starting"
     version: ModelVersion | None = None
     path: Path | None = None
     error: ErrorReport | None = None
@@ -43,10 +45,14 @@ class PublishState:
 
 
 class Publishing:
-    """Publishes into the directory registry under ``model_root`` by processes of their own."""
+    """Publishes into the directory registry under ``model_root`` by processes of their own.
 
-    def __init__(self, model_root: str | Path) -> None:
+    ``beside``: chooses where they run; without it, and where it has none, on this host.
+    """
+
+    def __init__(self, model_root: str | Path, beside: detached.Beside | None = None) -> None:
         self._registry = DirectoryRegistry(model_root)
+        self._beside = beside
 
     def ensure(self, request: PublishRequest) -> PublishState:
         """Claim the version for ``request.job``; start its publisher if none lives.
@@ -82,8 +88,9 @@ class Publishing:
             found = self._registry.get(request.name, answer["version"])
             return self._ready(found, answer)
         return PublishState(
-            state="running", bytes_done=answer.get("bytes_done", 0),
-            bytes_total=answer.get("bytes_total"), started_at=answer.get("started_at"),
+            state="running", phase=answer.get("phase", "starting"),
+            bytes_done=answer.get("bytes_done", 0), bytes_total=answer.get("bytes_total"),
+            started_at=answer.get("started_at"),
         )  # fmt: skip
 
     def drop(self, request: PublishRequest) -> None:
@@ -91,7 +98,9 @@ class Publishing:
         self._work(request).drop(request.job)
 
     def _work(self, request: PublishRequest) -> detached.Work:
-        return detached.Work(str(self._registry.work(_identity(request))))
+        sees = [str(self._registry.root), request.directory]
+        runner = self._beside(sees) if self._beside else None
+        return detached.Work(str(self._registry.work(_identity(request))), runner)
 
     def _ready(self, version: ModelVersion, answer: Mapping[str, Any]) -> PublishState:
         size = sum(file.size for file in version.files)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ffdl_airflow.core.errors import NotFoundError
-from ffdl_airflow.core.events import Kind, NewEvent, recorded
+from ffdl_airflow.core.deadlines import left_s
+from ffdl_airflow.core.errors import NotFoundError, UserError
+from ffdl_airflow.core.events import Event, Kind, NewEvent, recorded
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.lifecycle import JobState, apply, fold
 from ffdl_airflow.core.next_step import (
@@ -38,7 +39,6 @@ from ffdl_airflow.stages.recording import batch_of
 
 _STEPS = 200
 """Steps of one call; far more than any path through the table needs. Guards against a livelock."""
-_CONFLICTS = 20
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,15 @@ _PERFORM: Mapping[type, Callable[[Deps, Job], Step]] = {
 
 
 class Driver:
-    """Drives one job. Keeps what it has read, so that a call costs what is new."""
+    """Drives one job. Keeps what it has read, so that a call costs what is new.
 
-    def __init__(self, deps: Deps, job_id: str) -> None:
+    :param on_event: called with each event of the log that is new to this driver, in order
+    """
+
+    def __init__(self, deps: Deps, job_id: str, *,
+                 on_event: Callable[[Event], None] | None = None) -> None:  # fmt: skip
         self._deps = deps
+        self._on_event = on_event
         self._state = JobState(job_id=job_id)
         self._job: Job | None = None
         self._adopted = False
@@ -102,18 +107,19 @@ class Driver:
         if self._state.seq == 0:
             rows = self._deps.ledger.jobs(self._state.job_id)
             self._state = (rows and restore(rows[0].snapshot)) or self._state
-        events = self._deps.ledger.read(self._state.job_id, after=self._state.seq)
-        self._state = fold(self._state.job_id, events, self._state)
+        self._take(self._deps.ledger.read(self._state.job_id, after=self._state.seq))
         return self._state
 
     def advance(self, until: Goal, *, give_back: bool = False) -> Outcome:
         """As far as it goes now. ``give_back``: a restart that costs is the caller's to make.
 
-        Raises NotFoundError for a job without a log, InfrastructureError where ledger or engine
-        cannot be reached; what was appended before stays.
+        Raises NotFoundError for a job without a log, UserError for one that cannot be seen
+        from here, InfrastructureError where
+        ledger or engine cannot be reached; what was appended before stays.
         """
         if self.refresh().phase is None:
             raise NotFoundError(f"there is no job {self._state.job_id}")
+        self._require_in_sight()
         self._adopt()
         for _ in range(_STEPS):
             action = next_step(self._state, until, self._deps.clock())
@@ -121,16 +127,45 @@ class Driver:
                 return self._finish(until)
             if isinstance(action, WaitUntil):
                 left = (action.moment - self._deps.clock()).total_seconds()
-                return Waits(self._state, Wait(what=action.what, at_most_s=max(0.0, left)))
+                return self._waits(Wait(what=action.what, at_most_s=max(0.0, left)))
             step = self._perform(action)
             if not self._append(step.facts):
                 if step.wait is not None:
-                    return Waits(self._state, step.wait)
+                    return self._waits(step.wait)
                 continue
             given = self._given_back(step.facts) if give_back else None
             if given is not None:
                 return given
         raise AssertionError(f"{self._state.job_id} does not come to rest")
+
+    def _require_in_sight(self) -> None:
+        """A gang that cannot be seen from here would be taken for gone."""
+        state, deps = self._state, self._deps
+        if state.engine != deps.engine_name:
+            raise UserError(
+                f"engine: found {deps.engine_name}, job {state.job_id} is on {state.engine}",
+                next_step="drive it with the engine that it began with",
+            )
+        here = deps.source.get("host")
+        if deps.one_host and not state.terminal and state.host not in (None, here):
+            raise UserError(
+                f"engine: found {state.engine} on host {here}, which gives away that host only; "
+                f"job {state.job_id} is on host {state.host}", next_step="let all that drives jobs "
+                "of this engine run on one host: workers, triggerer and API server",
+            )  # fmt: skip
+
+    def _take(self, events: Sequence[Event]) -> None:
+        self._state = fold(self._state.job_id, events, self._state)
+        if self._on_event is not None:
+            for event in events:
+                self._on_event(event)
+
+    def _waits(self, wait: Wait) -> Waits:
+        """No longer than to the deadline of a stage."""
+        left = left_s(self._state, self._deps.clock())
+        if left is not None and left < wait.at_most_s:
+            wait = replace(wait, at_most_s=left)
+        return Waits(self._state, wait)
 
     def _perform(self, action: object) -> Step:
         if isinstance(action, Append):
@@ -157,7 +192,7 @@ class Driver:
         except Conflict:
             self.refresh()
             return True
-        self._state = fold(before.job_id, written, before)
+        self._take(written)
         if self._state.terminal and not before.terminal:
             self._deps.cache.release_all(job=before.job_id)
         return bool(written)

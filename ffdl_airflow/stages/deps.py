@@ -19,11 +19,16 @@ from ffdl_airflow.stores.cache import MoveState
 
 @dataclass(frozen=True, kw_only=True)
 class Roots:
-    """Folders of an installation, as this host sees them."""
+    """Folders of an installation, as this host sees them, and ``python`` as the replicas do.
+
+    ``written``: setting → folder that jobs write to, checked before one is submitted.
+    """
 
     state_dir: str
     checkpoint_root: str
+    output_root: str
     python: str
+    written: Mapping[str, str] = field(default_factory=dict)
 
 
 class Generations(Protocol):
@@ -56,7 +61,11 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Deps:
-    """Ready adapters and the clock. ``source`` says who drives (host, pid, Airflow task)."""
+    """Ready adapters and the clock. ``source`` says who drives (host, pid, Airflow task).
+
+    ``one_host``: the engine's gangs can be seen on the host that they were begun on, and nowhere
+    else.
+    """
 
     ledger: Ledger
     engine: Engine
@@ -67,6 +76,7 @@ class Deps:
     timing: Timing
     clock: Callable[[], datetime]
     source: Mapping[str, Any]
+    one_host: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +116,7 @@ class Job:
 
     def output_dir(self, roots: Roots) -> str:
         """Where the ranks put results that are no checkpoints."""
-        return f"{roots.state_dir}/jobs/{self.state.job_id}/output"
+        return f"{roots.output_root}/{self.state.job_id}/output"
 
     def grace_s(self, timing: Timing) -> float:
         """Time for a save before a stop, in seconds."""

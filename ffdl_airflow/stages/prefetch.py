@@ -9,7 +9,7 @@ from ffdl_airflow.core.failures.rules import Verdict
 from ffdl_airflow.core.job import TrainingJob
 from ffdl_airflow.stages.deps import Deps, Job, Step, Wait
 from ffdl_airflow.stages.verdicts import decided
-from ffdl_airflow.stores.cache import MoveState
+from ffdl_airflow.stores.cache import MoveProgress, MoveState
 from ffdl_airflow.stores.code import CODE_STORE, code_source
 
 _LOOK_S = 0.1
@@ -45,8 +45,15 @@ def perform(deps: Deps, job: Job) -> Step:
         body={"sources": {name: dict(source) for name, source in wanted.items()}},
     )  # fmt: skip
     running = {n: s.progress for n, s in states.items() if s.state == "running"}
-    what = ", ".join(f"{n} {p.objects_done}/{p.objects_total or '?'}" for n, p in running.items())
+    what = ", ".join(f"{name} {_told(progress)}" for name, progress in running.items())
     return Step(facts=(started,), wait=Wait(what=f"fetching {what}", at_most_s=_LOOK_S))
+
+
+def _told(progress: MoveProgress) -> str:
+    """How far a mover is; what it does, or waits for, while nothing is counted yet."""
+    if progress.objects_total is None:
+        return f"({progress.phase})"
+    return f"{progress.objects_done}/{progress.objects_total}"
 
 
 def judge(deps: Deps, job: Job) -> Step:

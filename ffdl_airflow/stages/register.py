@@ -25,12 +25,13 @@ def perform(deps: Deps, job: Job) -> Step:
     asked = request_for(deps, job)
     state = deps.publishing.ensure(asked)
     if state.state == "running":
-        what = f"the model is published, {state.bytes_done}/{state.bytes_total or '?'} bytes"
+        far = f"{state.bytes_done}/{state.bytes_total} bytes" if state.bytes_total else state.phase
+        what = f"the model is published ({far})"
         return Step(wait=Wait(what=what, at_most_s=_LOOK_S))
     if state.error is not None:
         deps.publishing.drop(asked)
         return _failed(deps, job, state.error)
-    return Step(facts=(_registered(deps, state),))
+    return Step(facts=(_registered(deps, job, state),))
 
 
 def request_for(deps: Deps, job: Job) -> PublishRequest:
@@ -69,7 +70,7 @@ def read_metrics(output_dir: str) -> dict[str, float]:
     }
 
 
-def _registered(deps: Deps, state: PublishState) -> NewEvent:
+def _registered(deps: Deps, job: Job, state: PublishState) -> NewEvent:
     version = state.version
     if version is None:
         raise AssertionError("a ready publication has a version")
@@ -78,8 +79,8 @@ def _registered(deps: Deps, state: PublishState) -> NewEvent:
         "path": str(state.path), "checkpoint": version.checkpoint.model_dump(),
         "metrics": dict(version.metrics),
     }  # fmt: skip
-    return NewEvent(kind=Kind.MODEL_REGISTERED, at=deps.clock(), body=body,
-                    dedupe=f"model:{version.name}:{version.version}")  # fmt: skip
+    key = f"model:{job.state.clears}:{version.name}:{version.version}"  # once after each clear
+    return NewEvent(kind=Kind.MODEL_REGISTERED, at=deps.clock(), body=body, dedupe=key)
 
 
 def _failed(deps: Deps, job: Job, error: ErrorReport) -> Step:

@@ -3,6 +3,7 @@
 import errno
 import getpass
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,11 +13,12 @@ from typing import Any
 from ffdl_airflow.agent import protocol
 from ffdl_airflow.core.errors import FieldProblem, InfrastructureError, SpecError, UserError
 from ffdl_airflow.core.events import Kind, NewEvent, recorded
-from ffdl_airflow.core.job import SecretRef, TrainingJob
+from ffdl_airflow.core.job import PRIORITIES, SecretRef, TrainingJob
 from ffdl_airflow.core.lifecycle import JobState, apply, fold
 from ffdl_airflow.core.plan import gang_slots
 from ffdl_airflow.core.quantities import format_bytes
-from ffdl_airflow.core.rendezvous import SUPPORTED
+from ffdl_airflow.core.rendezvous import reserved, surprises
+from ffdl_airflow.engines.base import SupportsCheck
 from ffdl_airflow.ledger.base import Batch, Conflict
 from ffdl_airflow.stages.deps import Deps, Job, Step
 from ffdl_airflow.stages.recording import batch_of
@@ -49,9 +51,8 @@ def check(deps: Deps, job: TrainingJob, *, job_id: str) -> None:
     problems = [
         *_program(job),
         *_data(job),
-        *_secrets(job),
-        *_slots(deps, job),
-        *_machine(deps, job),
+        *_place(deps, job),
+        *_folders(deps, job),
         *_checkpoints(deps, job, job_id),
     ]
     if problems:
@@ -60,12 +61,12 @@ def check(deps: Deps, job: TrainingJob, *, job_id: str) -> None:
 
 def warnings(deps: Deps, job: TrainingJob) -> list[str]:
     """What is allowed here and may still surprise: one sentence each."""
-    wanted = job.spec.total_gpus
-    if not wanted or deps.engine.capacity().gpus:
-        return []
+    wanted, found = job.spec.total_gpus, surprises(job.spec)
+    if not wanted or isinstance(deps.engine, SupportsCheck) or deps.engine.capacity().gpus:
+        return found
     named = "1 GPU is" if wanted == 1 else f"{wanted} GPUs are"
     text = f"spec.resources.gpu: {named} asked for and this machine has none"
-    return [f"{text}; each counts as one CPU slot here"]
+    return [f"{text}; each counts as one CPU slot here", *found]
 
 
 def validate(deps: Deps, job: Job) -> Step:
@@ -100,7 +101,7 @@ def _unusable(deps: Deps, job: Job, error: OSError) -> SpecError:
             f"the checkpoint directory cannot be made: {error}", evidence=folder,
             next_step="make room there, or make it writable; then drive the job again",
         ) from error  # fmt: skip
-    return SpecError([_not_usable(folder, error)])
+    return SpecError([_not_usable("spec.checkpoint.path", folder, error)])
 
 
 def require_ledger(deps: Deps, known: Mapping[str, Any] | None) -> None:
@@ -110,7 +111,8 @@ def require_ledger(deps: Deps, known: Mapping[str, Any] | None) -> None:
     raise UserError(
         f"ledger_url: found the ledger of host {deps.source['host']}, the job is in that of host "
         f"{known['host']}; allowed: one ledger for all of Airflow's hosts",
-        next_step="set [ffdl] ledger_url to a PostgreSQL database that all hosts reach",
+        next_step="set [ffdl] ledger_url to a PostgreSQL database that all hosts reach; jobs of "
+        "the engine local are driven on one host in any case",
     )
 
 
@@ -118,9 +120,19 @@ def own(checkpoint_dir: str, job_id: str, ledger_id: str) -> None:
     """Mark the directory as the job's own, before its first writer exists."""
     folder = Path(checkpoint_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    share(folder)
     if protocol.read_json(str(folder / protocol.OWNER)) is None:
         document = {"v": 1, "job": job_id, "ledger": ledger_id}
         protocol.write_json(str(folder / protocol.OWNER), document)
+
+
+def share(folder: Path) -> None:
+    """Let the group write, where the folder around it hands its group on (setgid).
+
+    So Kubernetes makes a volume for its ``fsGroup``: who writes there is not who drives.
+    """
+    if folder.parent.stat().st_mode & stat.S_ISGID:
+        folder.chmod(folder.stat().st_mode | stat.S_ISGID | stat.S_IRWXG)
 
 
 def user_name() -> str:
@@ -160,11 +172,7 @@ def _require_owner(state: JobState, owner: Mapping[str, Any]) -> None:
 
 def _program(job: TrainingJob) -> list[FieldProblem]:
     training = job.spec.training
-    problems = []
-    if training.framework not in SUPPORTED:
-        allowed = ", ".join(SUPPORTED)
-        path = "spec.training.framework"
-        problems.append(FieldProblem(path, repr(training.framework), f"{allowed} (so far)"))
+    problems = _variables(job)
     if training.code is None:
         if training.entryPoint is not None:
             path = "spec.training.code"
@@ -180,6 +188,12 @@ def _program(job: TrainingJob) -> list[FieldProblem]:
         problems.append(FieldProblem("spec.training.entryPoint", repr(training.entryPoint),
                                      f"a file in {training.code}, for example {near}"))  # fmt: skip
     return problems
+
+
+def _variables(job: TrainingJob) -> list[FieldProblem]:
+    allowed = "names that the launcher does not set itself; it knows where the gang meets"
+    return [FieldProblem(f"spec.{path}.env.{name}", "a value", allowed)
+            for path, name in reserved(job.spec)]  # fmt: skip
 
 
 def _data(job: TrainingJob) -> list[FieldProblem]:
@@ -213,6 +227,20 @@ def _listed(path: str, source: Mapping[str, Any], *,
     if not names:
         return names, FieldProblem(path, f"{source['path']} without a file", "at least one file")
     return names, None
+
+
+def _place(deps: Deps, job: TrainingJob) -> list[FieldProblem]:
+    """What the place where gangs run cannot serve."""
+    if isinstance(deps.engine, SupportsCheck):
+        return list(deps.engine.check(job))
+    return [*_priority(job), *_secrets(job), *_slots(deps, job), *_machine(deps, job)]
+
+
+def _priority(job: TrainingJob) -> list[FieldProblem]:
+    if job.spec.priority in PRIORITIES:
+        return []
+    allowed = ", ".join(PRIORITIES)
+    return [FieldProblem("spec.priority", repr(job.spec.priority), allowed)]
 
 
 def _secrets(job: TrainingJob) -> list[FieldProblem]:
@@ -267,6 +295,24 @@ def _too_much(path: str, wanted: int, *, who: str, has: int) -> FieldProblem:
                         f"at most {format_bytes(has)}, this machine's memory")  # fmt: skip
 
 
+def _folders(deps: Deps, job: TrainingJob) -> list[FieldProblem]:
+    """Settings of folders that the job could not write to, hours later; a full disk may be mended.
+
+    Not those that it needs no more: a job with a checkpoint path of its own, or without a model.
+    """
+    needed = {"cache_dir": True, "checkpoint_root": job.spec.checkpoint.path is None,
+              "model_root": job.spec.model is not None}  # fmt: skip
+    problems = []
+    for key, folder in deps.roots.written.items():
+        try:
+            if needed[key]:
+                _require_usable(Path(folder))
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", None) not in _OF_THE_DISK:
+                problems.append(_not_usable(f"[ffdl] {key}", folder, error))
+    return problems
+
+
 def _checkpoints(deps: Deps, job: TrainingJob, job_id: str) -> list[FieldProblem]:
     path = job.spec.checkpoint.path
     if path is not None and not path.startswith("/"):
@@ -277,7 +323,7 @@ def _checkpoints(deps: Deps, job: TrainingJob, job_id: str) -> list[FieldProblem
         try:
             _require_usable(Path(folder))
         except (OSError, ValueError) as error:
-            return [_not_usable(path, error)]
+            return [_not_usable("spec.checkpoint.path", path, error)]
     owner = protocol.read_json(f"{folder}/{protocol.OWNER}")
     if owner is None or (owner["job"], owner["ledger"]) == (job_id, deps.ledger.ledger_id):
         return []
@@ -304,7 +350,7 @@ def _require_usable(folder: Path) -> None:
         raise PermissionError(errno.EACCES, f"{folder} is not writable")
 
 
-def _not_usable(path: str, error: OSError | ValueError) -> FieldProblem:
+def _not_usable(field: str, path: str, error: OSError | ValueError) -> FieldProblem:
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return FieldProblem("spec.checkpoint.path", f"{path[:_PATH_SHOWN]}, {why}", "a directory that "
-                        f"user {os.geteuid()} can make or write")  # fmt: skip
+    allowed = f"a directory that user {os.geteuid()} can make or write"
+    return FieldProblem(field, f"{path[:_PATH_SHOWN]}, {why}", allowed)

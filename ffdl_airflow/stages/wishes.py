@@ -15,11 +15,15 @@ _TRIES = 50
 
 
 def stop(deps: Deps, job_id: str, *, mode: str, by: str, why: str = "stop asked for",
-         placement: int | None = None) -> None:  # fmt: skip
-    """Wish that the job stops: ``save`` first or ``now``. With a placement it means only that."""
+         clears: int | None = None) -> None:  # fmt: skip
+    """Wish that the job stops: ``save`` first or ``now``.
+
+    ``clears``: how many clears of the job the wisher knows of. After a newer one the wish is
+    recorded and has no effect, so that a late kill cannot stop what a clear has begun.
+    """
     body: dict[str, Any] = {"mode": mode, "by": by, "why": why}
-    if placement is not None:
-        body["placement"] = placement
+    if clears is not None:
+        body["clears"] = clears
     _append(deps, job_id, Kind.STOP_WANTED, body=body)
 
 
@@ -28,8 +32,7 @@ def save(deps: Deps, job_id: str, *, by: str) -> None:
     _append(deps, job_id, Kind.SAVE_WANTED, body={"by": by})
 
 
-def clear(deps: Deps, job_id: str, *, task: str, number: int, mode: str, to: str = "Validated",
-          ) -> bool:  # fmt: skip
+def clear(deps: Deps, job_id: str, *, task: str, number: int, mode: str) -> bool:
     """End what runs, then go on: from the newest checkpoint (``resume``) or ``fresh``.
 
     The pair (task, number) counts once; returns whether this call was the one. What a mover once
@@ -39,7 +42,7 @@ def clear(deps: Deps, job_id: str, *, task: str, number: int, mode: str, to: str
     if any(event.dedupe == key for event in deps.ledger.read(job_id)):
         return False
     deps.cache.release_all(job=job_id)
-    body = {"task": task, "number": number, "mode": mode, "to": to}
+    body = {"task": task, "number": number, "mode": mode}
     return bool(_append(deps, job_id, Kind.CLEARED, body=body, dedupe=key))
 
 

@@ -69,10 +69,14 @@ class KnownGeneration:
 
 
 class GenerationCache:
-    """All generations under ``cache_dir`` (made when it is missing)."""
+    """All generations under ``cache_dir`` (made when it is missing).
 
-    def __init__(self, cache_dir: str | Path) -> None:
+    ``beside``: chooses where movers run; without it, and where it has none, on this host.
+    """
+
+    def __init__(self, cache_dir: str | Path, beside: detached.Beside | None = None) -> None:
         self.cache_dir = Path(cache_dir).absolute()
+        self._beside = beside
 
     def ensure(self, store: str, source: Mapping[str, Any], *, job: str) -> MoveState:
         """Claim the newest generation of ``source`` for ``job``; start its mover if none lives.
@@ -145,9 +149,11 @@ class GenerationCache:
         detached.checked(job)
         for store in self._stores():
             # In this order: a mover that answers meanwhile sees that its claim is gone, and undoes.
-            for place in ("tmp/*/claims", "tmp/*/answers", "claims/*"):
-                for folder in self._layout(store).root.glob(place):
-                    (folder / job).unlink(missing_ok=True)
+            root = self._layout(store).root
+            for folder in root.glob("tmp/*"):
+                self._work_in(folder).drop(job)
+            for folder in root.glob("claims/*"):
+                (folder / job).unlink(missing_ok=True)
 
     def known(self, store: str | None = None) -> list[KnownGeneration]:
         """All generations, or those of one store, newest first."""
@@ -201,7 +207,16 @@ class GenerationCache:
         return tuple(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else ()
 
     def _work(self, store: str, source: Mapping[str, Any]) -> detached.Work:
-        return detached.Work(str(self._layout(store).work(source)))
+        return self._work_of(self._layout(store).work(source), source)
+
+    def _work_in(self, folder: Path) -> detached.Work:
+        """The work that was begun in a folder, whatever its source was."""
+        request = protocol.read_json(str(folder / "request.json")) or {}
+        return self._work_of(folder, request.get("source", {}))
+
+    def _work_of(self, folder: Path, source: Mapping[str, Any]) -> detached.Work:
+        sees = [str(self.cache_dir), *([str(source["path"])] if "path" in source else [])]
+        return detached.Work(str(folder), self._beside(sees) if self._beside else None)
 
     def _layout(self, store: str) -> StoreLayout:
         return StoreLayout(self.cache_dir, store)

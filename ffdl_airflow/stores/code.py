@@ -8,6 +8,7 @@ from typing import Any
 
 from ffdl_airflow.core.data import Entry
 from ffdl_airflow.stores import base
+from ffdl_airflow.stores.archive import is_tar_name, is_zip_name
 from ffdl_airflow.stores.local import open_path
 
 CODE_STORE = "code"
@@ -35,6 +36,11 @@ def is_ignored(name: str, folder: bool) -> bool:  # noqa: FBT001 - the form of `
 def open_code(source: Mapping[str, Any]) -> base.Store:
     """The store for ``{"kind": "code", "path": …}``."""
     path = str(source.get("path", ""))
+    if Path(path).is_file() and not (is_zip_name(path) or is_tar_name(path)):
+        raise base.SourceError(
+            f"{path} is a single file", code=base.NOT_A_FOLDER, found="a single file",
+            allowed="a folder or zip that the program lies in",
+        )  # fmt: skip
     return CodeStore(open_path(path, ignored=is_ignored), Path(path))
 
 

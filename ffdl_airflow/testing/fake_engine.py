@@ -12,7 +12,7 @@ from typing import Any
 
 from ffdl_airflow.agent import protocol
 from ffdl_airflow.core.events import iso
-from ffdl_airflow.core.observation import Inventory, Observation, Presence, SlotUse, facts_from
+from ffdl_airflow.core.observation import Inventory, Observation, Presence, SlotUse, with_journal
 from ffdl_airflow.core.plan import GangPlan
 from ffdl_airflow.engines.base import (
     AgentAway,
@@ -29,7 +29,10 @@ from ffdl_airflow.testing.builders import T0
 
 @dataclass
 class Gang:
-    """One placement as the fake knows it. ``started`` lists every attempt that ever ran."""
+    """One placement as the fake knows it. ``started`` lists every attempt that ever ran.
+
+    ``utilization``: the part of that name of its status document.
+    """
 
     placement_id: str
     slots: tuple[int, ...]
@@ -38,6 +41,7 @@ class Gang:
     attempt: int | None = None
     started: list[int] = field(default_factory=list)
     journal: list[dict[str, Any]] = field(default_factory=list)
+    utilization: Mapping[str, Any] | None = None
 
     @property
     def alive(self) -> bool:
@@ -90,10 +94,11 @@ class FakeEngine:
             gang.state = protocol.HOLDING
             self.note(gang, protocol.J_PLACED, {"joined": list(gang.replicas)})
             self.note(gang, protocol.J_RESERVED, {"hold_s": 600})
-        facts = facts_from([e for e in gang.journal if e["seq"] > after], slots=gang.slots)
-        if not gang.alive:
-            return Observation(presence=Presence.GONE, facts=tuple(facts))
-        return Observation(presence=Presence.ALIVE, status=status(gang), facts=tuple(facts))
+        entries = [entry for entry in gang.journal if entry["seq"] > after]
+        seen = Observation(presence=Presence.GONE)
+        if gang.alive:
+            seen = Observation(presence=Presence.ALIVE, status=status(gang))
+        return with_journal(seen, entries, placed={"slots": list(gang.slots)})
 
     def end(self, placement_id: str, request: EndRequest) -> Evidence | Ending:
         """Close the fence; a gang leaves at once."""
@@ -102,6 +107,8 @@ class FakeEngine:
         if gang is None or not gang.alive:
             return Evidence()
         if gang.state == protocol.RUNNING:
+            if request.mode == protocol.STOP_SAVE:
+                self.note(gang, protocol.J_SAVE, {"why": request.why, "stop": True})
             self.finish(placement_id, {"kind": protocol.CAUSE_STOP, "text": request.why})
         gang.state = protocol.GONE
         return Ending("the gang is leaving")
@@ -128,6 +135,7 @@ class FakeEngine:
         """The hold runs out."""
         gang = self.gangs[placement_id]
         self.note(gang, protocol.J_HOLD_EXPIRED, {"held_s": 600})
+        self.note(gang, protocol.J_RELEASED, {"why": "the hold has ended"})
         gang.state = protocol.GONE
 
     def note(self, gang: Gang, kind: str, body: Mapping[str, Any]) -> None:
@@ -194,4 +202,5 @@ class FakeClient:
 def status(gang: Gang) -> dict[str, Any]:
     """The coordinator's document."""
     return {"v": 1, "seq": len(gang.journal), "state": gang.state, "attempt": gang.attempt,
-            "placement_id": gang.placement_id, "ranks": [], "step": None}  # fmt: skip
+            "placement_id": gang.placement_id, "ranks": [], "step": None,
+            "utilization": gang.utilization}  # fmt: skip

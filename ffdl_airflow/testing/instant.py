@@ -73,6 +73,6 @@ def instant_deps(tmp: Path, *, ledger: Ledger, engine: Engine, clock: Callable[[
         ledger=ledger, engine=engine, engine_name="fake", cache=InstantGenerations(),
         publishing=publisher or InstantPublisher(), timing=Timing(), clock=clock,
         roots=Roots(state_dir=str(tmp / "state"), checkpoint_root=str(tmp / "checkpoints"),
-                    python="python3"),
+                    output_root=str(tmp / "state" / "jobs"), python="python3"),
         source={"driver": driver},
     )  # fmt: skip

@@ -74,10 +74,10 @@ class Placement:
         names = [f"worker-{index}" for index in range(replicas)]
         self.plan = {
             "v": 1, "job": self.id.split("/", maxsplit=1)[0], "placement": 1,
-            "placement_id": self.id, "framework": "custom", "local": True, **QUICK,
+            "placement_id": self.id, "local": True, **QUICK,
             "checkpoint_dir": str(self.checkpoints),
-            "journal": str(self.checkpoints / "journal" / "1.jsonl"), "keep": 3, "every": 5,
-            "generation": None, "required_paths": [], "deciding": names, "undecided": "stop",
+            "journal": str(self.checkpoints / "journal" / "1.jsonl"), "keep": 3,
+            "generation": None, "required_paths": [], "deciding": names,
             "evaluators": [], "progress_regex": None, "min_free_bytes": 0,
             "coordinator": {"unix": str(self.sockets / "worker-0.sock")},
             "replicas": [self._replica(name, index, ranks, [str(file), *args])
@@ -101,7 +101,7 @@ class Placement:
             "env": {"PYTHONUNBUFFERED": "1"},
             "processes": [
                 {"rank": first + local, "local_rank": local,
-                 "env": {"RANK": str(first + local), "MASTER_PORT": "{{MASTER_PORT}}"}}
+                 "env": {"RANK": str(first + local), "MASTER_PORT": "{{PORT worker-0}}"}}
                 for local in range(ranks)
             ],
         }  # fmt: skip
@@ -216,7 +216,7 @@ class Placement:
         parts += [f"journal {entry}" for entry in self.journal()]
         parts += [f"-- agent {name}\n{self.agent_log(name)}" for name in self.plan["deciding"]]
         parts += [f"-- {path.name}\n{path.read_text()[-2000:]}"
-                  for path in self.dir.glob("agents/*/rank-*.log")]  # fmt: skip
+                  for path in self.dir.glob("agents/*/*.attempt-*.log")]  # fmt: skip
         return "\n".join(parts)
 
     def clean(self) -> None:

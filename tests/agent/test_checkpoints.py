@@ -436,3 +436,36 @@ def test_the_status_document_shows_steps_metrics_and_the_checkpoint(make_placeme
     placement.stop(then="leave")
     assert placement.ended()["last_step"] == 12
     assert list((placement.checkpoints / "tmp").iterdir()) == []
+
+
+GIVEN_UP = """
+import json, os, sys
+import ffdl
+def save(step):
+    with ffdl.checkpoint(step) as path:
+        (path / "weights").write_text(str(step))
+save(5)
+with open(os.path.join(os.environ["FFDL_CHECKPOINT_DIR"], "WRITER"), "w") as file:
+    json.dump({"v": 1, "placement": 2}, file)
+try:
+    save(10)
+except ffdl.CheckpointError as error:
+    print(error, flush=True)
+    sys.exit(3)
+"""
+
+
+def test_a_placement_that_was_given_up_seals_nothing(make_placement):
+    """Its host did not answer, so another one was begun, and now it is heard of again."""
+    placement = make_placement(GIVEN_UP).up()
+    placement.go()
+    placement.ended()
+    why = "placement 1 was given up: placement 2 writes the checkpoints by now"
+    assert why in placement.rank_log()
+    assert steps_of(placement) == [5]
+    (entry,) = placement.journal("CheckpointRefused")
+    assert entry["body"]["reason"] == why
+    placement.go(attempt=2)
+    cause = placement.ended(attempt=2)["cause"]
+    assert (cause["kind"], cause["check"]) == (protocol.CAUSE_PREFLIGHT, "checkpoint-dir")
+    assert why in cause["text"]

@@ -63,6 +63,17 @@ def test_the_rank_that_is_furthest_behind_is_named():
     assert "rank 1 of worker-1 is at step 6" in hang.text
 
 
+def test_the_use_meanwhile_is_evidence_and_one_that_idles_is_the_suspect():
+    """cases.md D08: a collective that hangs spins at 100 %."""
+    spins = {"since_step_s": 61, "gpu_percent": 100.0, "cpu_percent": 98.0}
+    both = judge(spins, spins)
+    assert both.text.endswith("; their GPU use is 100 to 100 %")
+    one = judge(spins, spins, {**spins, "gpu_percent": 0.0})
+    assert one.text.endswith("GPU use is 0 to 100 %, the low one is rank 2 of worker-2")
+    assert judge({**spins, "gpu_percent": None}).text.endswith("CPU use is 98 to 98 %")
+    assert "use" not in judge({"since_step_s": 61}).text
+
+
 def test_ranks_that_never_connected_make_it_a_rendezvous():
     waiting = {**SILENT, "connected": True, "doing": "loading"}
     assert judge(waiting, running_s=99) is None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ffdl_airflow.agent import processes, protocol
+from tests.agent.placement import Placement
 from tests.conftest import wait_for
 
 WAITS = "import time; print('up', flush=True); time.sleep(600)"
@@ -276,6 +277,76 @@ def test_a_command_that_cannot_be_executed_is_a_failed_start(make_placement):
     placement.write_plan()
     placement.up().go()
     assert placement.ended()["cause"]["kind"] == protocol.CAUSE_START
+
+
+@pytest.mark.parametrize("where", ["word", "variable", "name"])
+def test_what_no_process_can_be_told_is_a_failed_start(make_placement, where):
+    """Refused in a spec; a plan from elsewhere may have it. Python answers with ValueError."""
+    placement = make_placement(WAITS)
+    replica = placement.plan["replicas"][0]
+    if where == "word":
+        replica["command"].append("\0")
+    else:
+        replica["env"].update({"X": "a\0b"} if where == "variable" else {"A=B": "x"})
+    placement.write_plan()
+    placement.up().go()
+    cause = placement.ended()["cause"]
+    assert cause["kind"] == protocol.CAUSE_START
+    assert "cannot be started: " in cause["text"]
+    assert placement.wait_state(protocol.HOLDING), "the agent lives on"
+
+
+FAULT = """
+import os, sys
+sys.path.insert(0, {bundle!r})
+from ffdl_agent import gang, main, replica
+
+owner = {owner}
+whole = owner.{method}
+
+def broken(self):
+    if os.path.exists({mark!r} + sys.argv[2]):
+        raise ZeroDivisionError("by the test")
+    return whole(self)
+
+owner.{method} = broken
+sys.exit(main.main())
+"""
+
+
+def break_agents(placement: Placement, owner: str, method: str) -> Path:
+    """A method fails where there is a file of this name and the replica's at its end."""
+    mark = placement.root / "fault-"
+    script = placement.root / "broken.py"
+    values = {"bundle": str(placement.bundle), "mark": str(mark), "owner": owner, "method": method}
+    script.write_text(FAULT.format(**values))
+    placement.bundle = script
+    return mark
+
+
+@pytest.mark.parametrize("name", ["worker-0", "worker-1"])
+def test_a_fault_of_an_agent_is_the_cause_and_leaves_no_rank(make_placement, name):
+    placement = make_placement(WAITS, replicas=2)
+    mark = break_agents(placement, "replica.Replica", "rows")
+    placement.up().go()
+    placement.wait_state(protocol.RUNNING)
+    Path(f"{mark}{name}").touch()
+    cause = placement.ended()["cause"]
+    assert cause["kind"] == protocol.CAUSE_AGENT_LOST
+    expected = f"the agent of {name} has failed: ZeroDivisionError: by the test"
+    assert cause["text"] == expected
+    placement.wait_gone()
+    assert "Traceback" in placement.agent_log(name)
+
+
+def test_a_fault_of_an_agent_that_holds_is_why_it_left(make_placement):
+    placement = make_placement(WAITS)
+    mark = break_agents(placement, "gang.Gang", "_tick")
+    Path(f"{mark}worker-0").touch()
+    placement.start()
+    why = placement.wait_journal(protocol.J_RELEASED)["body"]["why"]
+    assert why == "the agent of worker-0 has failed: ZeroDivisionError: by the test"
+    placement.wait_gone()
 
 
 ROLES = """

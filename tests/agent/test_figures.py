@@ -6,13 +6,15 @@ import os
 
 from ffdl_airflow.agent import protocol
 from ffdl_airflow.agent.detect import RankView
+from ffdl_airflow.agent.plan import Process
 from ffdl_airflow.agent.ranks import RankRecord
 from ffdl_airflow.agent.status import figures
 from tests.conftest import wait_for
 
 
 def record(rank: int) -> RankRecord:
-    return RankRecord(rank, os.getpid(), log_path="/nowhere", regex=None)
+    process = Process(rank=rank, local_rank=0, env={})
+    return RankRecord(process, os.getpid(), log_path="/nowhere", regex=None)
 
 
 def views(*records: RankRecord) -> list[RankView]:

@@ -272,7 +272,7 @@ def test_an_agent_that_is_told_to_end_takes_the_gang_along_in_order(make_placeme
     placement.wait_state(protocol.RUNNING)
     placement.agents[name].send_signal(signal.SIGTERM)
     body = placement.ended()
-    assert body["cause"]["kind"] == protocol.CAUSE_STOP
+    assert body["cause"]["kind"] == protocol.CAUSE_TERMINATED
     assert "told to end" in body["cause"]["text"]
     placement.wait_gone()
     assert placement.journal()[-1]["kind"] == "Released"

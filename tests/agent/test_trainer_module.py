@@ -65,6 +65,16 @@ def test_resume_knows_path_and_step(tmp_path, name):
     assert run(source, tmp_path, FFDL_RESUME_FROM=str(folder)) == [f"42 {folder}"]
 
 
+@pytest.mark.parametrize(
+    ("env", "rank"),
+    [({}, "0"), ({"RANK": "2", "PMI_RANK": "5"}, "2"), ({"OMPI_COMM_WORLD_RANK": "3"}, "3"),
+     ({"PMI_RANK": "4"}, "4")],
+)  # fmt: skip
+def test_a_rank_is_known_by_whatever_has_started_it(tmp_path, env, rank):
+    """The agent and torchrun, mpirun of Open MPI, mpirun of MPICH and Intel MPI."""
+    assert run("import ffdl; print(ffdl._rank())", tmp_path, **env) == [rank]
+
+
 def test_without_its_agent_the_trainer_goes_on(tmp_path):
     source = """
         import ffdl, time

@@ -31,7 +31,7 @@ from ffdl_airflow import TrainingJobGroup
 EXTRA = []
 {job}
 with DAG("{dag}", schedule=None) as dag:
-    TrainingJobGroup("train", job=job)
+    TrainingJobGroup("train", job=job, show_watchdog=False)
 """
 TASK = """
 from airflow.sdk import DAG
@@ -80,6 +80,7 @@ def test_an_operator_returns_the_model(run_dag: RunDag, deferrable: bool) -> Non
     assert result["model"] == {"name": "count", "version": 1,
                                "sha256": row.summary["model"]["sha256"]}  # fmt: skip
     assert result["checkpoint"]["step"] == 12
+    assert _xcom(ti, key="ffdl_job_id") == row.job_id
 
 
 def test_a_failure_that_costs_is_a_try_and_the_next_one_resumes(run_dag: RunDag) -> None:
@@ -108,17 +109,67 @@ def test_a_user_error_fails_at_once_and_creates_nothing(run_dag: RunDag, ffdl_ho
     assert _states(run) == {"train": "failed"}
     (ti,) = run.get_task_instances()
     assert ti.try_number == 1
+    assert _xcom(ti, key="ffdl_job_id") is None, "the link would lead nowhere"
     assert _ledger().jobs() == []
     assert list((ffdl_home / "checkpoints").iterdir()) == []
 
 
-def _xcom(ti: Any) -> Any:
+BEGINNING = """
+import os
+from pathlib import Path
+from airflow.sdk import DAG
+from ffdl_airflow import TrainingJobOperator, TrainingJobSensor
+MAPPING = {"metadata": {"name": "x"}, "spec": {"training": {"framework": "custom", "command": [
+    "true", "{{ 1 / 0 }}"]}}}
+
+HIGH = {"metadata": {"name": "x"}, "spec": {"priority": "high", "training": {
+    "framework": "custom", "command": ["true"]}}}
+
+
+def tell(context):
+    Path(os.environ["TOLD"]).write_text(str(context["exception"]))
+
+
+"""
+MISTAKES = {
+    "syntax": ("job='{{ 1 + }}'", "job: found '{{ 1 + }}' (line 1: unexpected"),
+    "undefined": ("job='{{ params.nothere.x }}'", "job: found '{{ params.nothere.x }}' ('"),
+    "missing_file": ("job='{{ dag.dag_id }}.yaml'", "missing_file.yaml ([Errno 2] No such file"),
+    "in_the_file": ("job='wrong_template.yaml'", "wrong_template.yaml (line 2: "),
+    "inside": ("job=MAPPING", "job.spec.training.command[1]: found '{{ 1 / 0 }}' (ZeroDivisionErr"),
+    "connection": ("command=['true'], ffdl_conn_id='nope'", "ffdl_conn_id: found 'nope', which Ai"),
+    "variable": ("job='{{ var.value.nope }}'", "job: found '{{ var.value.nope }}' ("),
+    "priority": ("job=HIGH", "spec.priority: found 'high', allowed: offline-batch, online-high"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_failed_try_that_says_what(
+    run_dag: RunDag, dags_folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field, found and allowed; and no job for the link to lead to."""
+    arguments, message = MISTAKES[name]
+    told = tmp_path / "told"
+    monkeypatch.setenv("TOLD", str(told))
+    (dags_folder / "wrong_template.yaml").write_text("metadata:\n  name: '{{ nothere. }}'\n")
+    task = f"TrainingJobOperator(task_id='train', on_failure_callback=tell, {arguments})"
+    run = run_dag(name, f"{BEGINNING}with DAG({name!r}, schedule=None) as dag:\n    {task}\n")
+    assert _states(run) == {"train": "failed"}
+    (ti,) = run.get_task_instances()
+    assert ti.try_number == 1
+    assert message in told.read_text()
+    assert "allowed: " in told.read_text()
+    assert _xcom(ti, key="ffdl_job_id") is None
+    assert _ledger().jobs() == []
+
+
+def _xcom(ti: Any, *, key: str = "return_value") -> Any:
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
 
     with create_session() as session:
         found = XComModel.get_many(
-            run_id=ti.run_id, task_ids=ti.task_id, dag_ids=ti.dag_id, key="return_value"
+            run_id=ti.run_id, task_ids=ti.task_id, dag_ids=ti.dag_id, key=key
         )
         row = session.execute(found.with_only_columns(XComModel.value)).first()
-    return XComModel.deserialize_value(row)
+    return None if row is None else XComModel.deserialize_value(row)

@@ -19,10 +19,11 @@ EXAMPLES = Path(__file__).parents[2] / "example_dags"
 def test_the_trigger_comes_back_as_it_was() -> None:
     from airflow._shared.module_loading import import_string
 
-    from ffdl_airflow.triggers.job import TrainingJobTrigger
+    from ffdl_airflow.triggers.job import Mandate, TrainingJobTrigger
 
     made = TrainingJobTrigger(job_id="digits-0123456789", goal="launch", engine="local",
-                              ffdl_conn_id="ffdl_default", give_back=True,
+                              ffdl_conn_id="ffdl_default",
+                              mandate=Mandate(give_back=True, clears=1, told=7, deadline=None),
                               ledger={"id": "93131cb7", "host": "worker-1"})  # fmt: skip
     path, kwargs = made.serialize()
     again = import_string(path)(**json.loads(json.dumps(kwargs)))
@@ -43,6 +44,36 @@ def test_tries_follow_the_budget() -> None:
     assert tries_for(job(backoffLimit=1)) == 4
     assert tries_for(job_document()) == 6
     assert tries_for("jobs/bert.yaml") == 6
+
+
+def test_tries_of_mapped_tasks_and_default_args() -> None:
+    """Airflow fills in its own defaults for mapped tasks first; what a user says wins always."""
+    from airflow.sdk import DAG
+
+    from ffdl_airflow import FfdlRetryPolicy, TrainingJobOperator
+    from ffdl_airflow.operators.assets import MODELS
+
+    with DAG("tries", schedule=None):
+        mapped = TrainingJobOperator.partial(task_id="mapped").expand(job=["a.yaml", "b.yaml"])
+        none = TrainingJobOperator.partial(task_id="none", retries=0).expand(job=["a.yaml"])
+    for task in (mapped, mapped.unmap({"job": "a.yaml"})):
+        assert (task.retries, task.retry_delay) == (6, timedelta(seconds=2))
+        assert isinstance(task.retry_policy, FfdlRetryPolicy)
+        assert task.outlets == [MODELS]
+    assert none.unmap({"job": "a.yaml"}).retries == 0
+    with DAG("said", schedule=None, default_args={"retries": 1}):
+        assert TrainingJobOperator(task_id="plain", command=["true"]).retries == 1
+        said = TrainingJobOperator.partial(task_id="said").expand(job=["a.yaml"])
+        assert said.retries == 1
+
+
+def test_a_group_without_its_prefix_is_refused() -> None:
+    from airflow.sdk import DAG
+
+    from ffdl_airflow import TrainingJobGroup
+
+    with DAG("d", schedule=None), pytest.raises(ValueError, match="prefix_group_id"):
+        TrainingJobGroup("train", job=job_document(), prefix_group_id=False)
 
 
 def test_the_retry_policy_follows_the_verdict() -> None:
@@ -77,6 +108,71 @@ def test_shortcuts_make_a_job() -> None:
         TrainingJobOperator(task_id="t", job="job.yaml", gpu=1)
 
 
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"job": 5}, "job: found 5, allowed: a mapping, YAML text, the path of a YAML file"),
+    ({"job": [1]}, r"job: found \[1\], allowed: a mapping"),
+    ({"job": [1], "gpu": 1}, r"job: found \[1\], allowed beside shortcuts: a mapping, or none"),
+    ({}, "job, command: found neither, allowed: one of them or both"),
+    ({"image": "t:1"}, "job, command: found neither"),
+    ({"command": ["t"], "replicas": "2"}, "replicas: found '2', allowed: a whole number, at least"),
+    ({"command": ["t"], "replicas": 0}, "replicas: found 0, allowed: a whole number, at least 1"),
+    ({"command": ["t"], "gpu": True}, "gpu: found True, allowed: a whole number, at least 0"),
+    ({"command": ["t"], "until": "lunch"}, "until: found 'lunch', allowed: submit, prefetch, res"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[str(w[0]) for w in WRONG])
+def test_what_can_be_seen_when_the_dag_is_parsed(arguments: dict[str, Any], message: str) -> None:
+    from ffdl_airflow import TrainingJobOperator
+
+    with pytest.raises(ValueError, match=message):
+        TrainingJobOperator(task_id="t", **arguments)
+
+
+def test_what_comes_later_is_not_judged_before() -> None:
+    from airflow.sdk import DAG, task
+
+    from ffdl_airflow import TrainingJobGroup, TrainingJobOperator
+
+    with DAG("later", schedule=None):
+        made = task(job_document, task_id="made")()
+        TrainingJobOperator(task_id="t", job=made)
+        TrainingJobOperator(task_id="u", command=["t"], replicas="{{ params.n }}")
+        with pytest.raises(ValueError, match="job: found 5"):
+            TrainingJobGroup("g", job=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", [5, timedelta(0)])
+def test_a_deadline_is_a_time(limit: Any) -> None:
+    from ffdl_airflow import run_deadline
+
+    with pytest.raises(ValueError, match=r"limit: found .*, allowed: a timedelta above 0"):
+        run_deadline(limit)
+
+
+def test_mistakes_of_a_user_are_not_tried_again() -> None:
+    """Also those that Airflow raises before any code of ours: of a mapped task's templates."""
+    import jinja2
+    from airflow.sdk import RetryAction
+    from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError, ErrorType
+    from airflow.sdk.execution_time.comms import ErrorResponse
+
+    from ffdl_airflow import FfdlRetryPolicy, ReapOperator, TrainingJobSensor
+
+    def answer(kind: ErrorType) -> AirflowRuntimeError:
+        return AirflowRuntimeError(ErrorResponse(error=kind))
+
+    mistakes = (jinja2.UndefinedError("'x' is undefined"), AirflowNotFoundException("no conn_id"),
+                answer(ErrorType.VARIABLE_NOT_FOUND))  # fmt: skip
+    others = (answer(ErrorType.API_SERVER_ERROR), TypeError("a fault of our own"))
+    for task in (ReapOperator(task_id="r"), TrainingJobSensor(task_id="s", job_id="x-1")):
+        assert isinstance(task.retry_policy, FfdlRetryPolicy)
+        for error in mistakes:
+            assert task.retry_policy.evaluate(error, 1, 6).action is RetryAction.FAIL
+        for error in others:
+            assert task.retry_policy.evaluate(error, 1, 6).action is RetryAction.DEFAULT
+
+
 def test_every_example_parses_and_serialises() -> None:
     from airflow.dag_processing.dagbag import DagBag
     from airflow.serialization.serialized_objects import DagSerialization
@@ -97,7 +193,8 @@ def test_the_group_is_wired_so_that_clears_touch_what_they_should() -> None:
     with DAG("wiring", schedule=None) as dag:
         TrainingJobGroup("train", job=job_document())
     after = {t.task_id: sorted(t.downstream_task_ids) for t in dag.tasks}
-    assert after["train.prefetch"] == ["train.reserve"]
+    assert after["train.prefetch"] == ["train.reserve", "train.watchdog"]
+    assert after["train.watchdog"] == []
     assert after["train.launch"] == ["train.register", "train.release"]
     assert after["train.register"] == []
     assert dag.get_task("train.reserve").is_setup

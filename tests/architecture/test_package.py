@@ -18,12 +18,15 @@ import pytest
 
 import ffdl_airflow
 from ffdl_airflow.provider_info import get_provider_info
+from ffdl_airflow.settings import KEYS, from_values
 from tests.architecture import source
 
-SETTINGS = {  # CONTRACT section 2
+SETTINGS = {
     *("ledger_url", "state_dir", "cache_dir", "checkpoint_root", "model_root", "engine", "slots"),
-    *("heartbeat_s", "silent_s", "hold_s", "placement_s", "grace_s", "log_level"),
-    *("failure_rules", "installation_key", "images"),
+    *("gpus", "heartbeat_s", "silent_s", "hold_s", "placement_s", "grace_s", "installation_key"),
+    *("kubeconfig", "kube_context", "namespace", "agent_image", "mover_image"),
+    *("pod_python", "volumes", "service_account", "run_as_user", "fs_group", "tolerations"),
+    *("turnstile_namespace", "kubernetes_conn_id"),
 }
 ENTRY_POINT_GROUPS = {"airflow.plugins", "apache_airflow_provider", "console_scripts"}
 
@@ -60,6 +63,15 @@ def test_provider_info_names_every_setting() -> None:
     assert set(get_provider_info()["config"]["ffdl"]["options"]) == SETTINGS
 
 
+@pytest.mark.parametrize("key", sorted(SETTINGS | set(KEYS)))
+def test_a_setting_that_is_offered_acts(key: str) -> None:
+    """It is read into a field, and the page of settings has it."""
+    none = from_values({}, state_dir=Path("/s"))
+    assert from_values({key: "17"}, state_dir=Path("/s")) != none
+    page = (source.ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
+    assert f"`{key.upper()}`" in page
+
+
 def test_connection_fields_are_settings() -> None:
     (connection,) = get_provider_info()["connection-types"]
     assert set(connection["conn-fields"]) <= SETTINGS
@@ -90,6 +102,8 @@ def test_wheel_holds_package_and_trainer_module(tmp_path: Path) -> None:
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"ffdl.py", "ffdl_airflow"}
     assert "ffdl_airflow/py.typed" in names
+    pages = {f"ffdl_airflow/web/{name}" for name in ("static/ffdl.css", "templates/job.html")}
+    assert pages <= names
     assert not {name for name in names if "__pycache__" in name}
     sources = {str(path.relative_to(source.ROOT)) for path in source.PACKAGE.rglob("*.py")}
     assert sources <= names

@@ -25,6 +25,7 @@ from ffdl_airflow.settings import Settings, from_values
 from ffdl_airflow.stages.advance import Driver
 from ffdl_airflow.stages.deps import Deps
 from ffdl_airflow.stages.drive import drive
+from tests.conftest import environ_of
 
 TRAINERS = Path(__file__).parents[1] / "trainers"
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,9 @@ class Installation:
     def env(self) -> dict[str, str]:
         own = {f"FFDL_{key.upper()}": value for key, value in self.values.items()}
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("FFDL_", "AIRFLOW_"))}
-        return kept | own | {"PYTHONPATH": str(ROOT)}
+        # What comes with packages (torchrun, mpirun) is found as in an activated environment.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return kept | own | {"PYTHONPATH": str(ROOT), "PATH": path}
 
     def manifest(self, name: str, *, replicas: int, options: Mapping[str, Any],
                  flags: tuple[str, ...] = (), **spec: Any) -> Path:  # fmt: skip
@@ -72,20 +75,27 @@ class Installation:
         }  # fmt: skip
         return self._written(name, document)
 
-    def digits(self, name: str, *, steps: int, every: int, step_delay: float) -> Path:
-        """The example's job on real data, two ranks; its compiled steps are kept for the next."""
-        digits = ROOT / "example_dags" / "digits"
+    def digits(self, name: str, *, steps: int, every: int, step_delay: float = 0.0,
+               example: str = "digits", **training: Any) -> Path:  # fmt: skip
+        """An example's job on real data, two ranks. ``training`` replaces parts of that section.
+
+        With JAX its compiled steps are kept for the next job.
+        """
+        examples = ROOT / "example_dags"
         data = self.home / "digits-data"
         if not data.exists():
-            subprocess.run([sys.executable, str(digits / "export_data.py"), str(data)], check=True)
-        document: dict[str, Any] = yaml.safe_load((digits.parent / "digits.yaml").read_text())
+            export = examples / "digits" / "export_data.py"
+            subprocess.run([sys.executable, str(export), str(data)], check=True)
+        document: dict[str, Any] = yaml.safe_load((examples / f"{example}.yaml").read_text())
         spec = document["spec"]
         document["metadata"]["name"] = spec["model"]["name"] = name
         spec["training"] |= {
-            "code": str(digits),
+            "code": str(examples / example),
             "args": ["--steps", str(steps), "--every", str(every), "--step-delay", str(step_delay)],
             "env": {"JAX_COMPILATION_CACHE_DIR": str(self.home / "jax")},
+            **training,
         }
+        spec["training"] = {key: value for key, value in spec["training"].items() if value}
         spec["dataStores"][0]["path"] = str(data)
         spec["checkpoint"]["every"] = every
         return self._written(name, document)
@@ -179,7 +189,7 @@ class Installation:
         """Rank → the process of the user's command."""
         found = {}
         for process in self.processes():
-            env = _env(process)
+            env = environ_of(process)
             if env.get("FFDL_JOB_ID") == job_id and "RANK" in env:
                 found[int(env["RANK"])] = process
         return found
@@ -188,7 +198,7 @@ class Installation:
         """Replica → its agent."""
         found = {}
         for process in self.processes():
-            env = _env(process)
+            env = environ_of(process)
             if env.get("FFDL_PLACEMENT", "").startswith(f"{job_id}/") and "FFDL_REPLICA" not in env:
                 found[process.cmdline()[-1]] = process
         return found
@@ -196,10 +206,9 @@ class Installation:
     def steps(self, job_id: str, rank: int = 0) -> list[tuple[int, int]]:
         """(attempt, step) as the trainer itself has logged them, in order of attempts."""
         found = []
-        paths = self.deps().engine.log_paths(job_id)  # type: ignore[attr-defined]
-        for (_, _, number), path in sorted(paths.items()):
-            if number == rank:
-                for line in Path(path).read_text().splitlines():
+        for log in self.deps().engine.logs(job_id):  # type: ignore[attr-defined]
+            if log.rank == rank:
+                for line in Path(log.path).read_text().splitlines():
                     match = STEP.match(line)
                     if match:
                         found.append((int(match.group(2)), int(match.group(1))))
@@ -234,13 +243,6 @@ def job_id_of(process: subprocess.Popen[str]) -> str:
     first = process.stdout.readline().strip()
     assert first.startswith("job "), first + process.stdout.read()
     return first.removeprefix("job ")
-
-
-def _env(process: psutil.Process) -> Mapping[str, str]:
-    try:
-        return dict(process.environ())
-    except (psutil.Error, OSError):
-        return {}
 
 
 def show(events: list[Event]) -> str:

@@ -70,8 +70,8 @@ def newest(installation: Installation, job_id: str) -> Event:
 
 
 def attempt_log(installation: Installation, job_id: str, attempt: int) -> str:
-    paths = installation.deps().engine.log_paths(job_id)  # type: ignore[attr-defined]
-    return next(Path(p).read_text() for (_, n, _), p in paths.items() if n == attempt)
+    logs = installation.deps().engine.logs(job_id)  # type: ignore[attr-defined]
+    return next(Path(log.path).read_text() for log in logs if log.attempt == attempt)
 
 
 def goes_on_to_the_right_weights(installation: Installation, job_id: str) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 from installation import Installation, job_id_of, show
 
+from ffdl_airflow.core.accounting import Use, cost
 from ffdl_airflow.core.events import Kind
 from ffdl_airflow.core.goal import Goal
 from tests.trainers.counting import weights_after
+
+ALONE_S = 3.0
+"""Without anybody who drives, after the end. Chosen."""
 
 
 def test_the_job_ends_without_a_driver_and_the_next_one_tells_its_times(
@@ -25,7 +30,9 @@ def test_the_job_ends_without_a_driver_and_the_next_one_tells_its_times(
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     wait_until(lambda: not installation.processes(), message="the gang has ended")
+    assert installation.deps().engine.capacity().free == installation.settings.slots
     seen = len(installation.events(job_id))
+    time.sleep(ALONE_S)
     done = installation.run("run", "--job", job_id)
     events = installation.events(job_id)
     assert done.returncode == 0, done.stdout + show(events)
@@ -37,6 +44,10 @@ def test_the_job_ends_without_a_driver_and_the_next_one_tells_its_times(
     (running,) = [event for event in events if event.kind is Kind.RUNNING]
     length = (ended.at - running.at).total_seconds()
     assert 40 * 0.05 <= length <= (trained.at - running.at).total_seconds(), show(events)
+    released = next(event for event in events if event.kind is Kind.RELEASED)
+    assert (released.recorded_at - released.at).total_seconds() > ALONE_S, "it had left long before"
+    spent = cost(events, now=events[-1].at, slots=2)
+    assert spent.by_use[Use.STOPPING] < 2 * ALONE_S, "what has left costs nothing"
     assert {step for _, step in installation.steps(job_id)} == set(range(1, 41))
     assert installation.weights(job_id) == weights_after(40)
 

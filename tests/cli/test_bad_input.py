@@ -53,6 +53,8 @@ FIELDS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
      "spec.training.entryPoint: found 'trian.py', allowed: a file in {home}/code, for example c"),
     ("missing code", lambda spec: spec["training"].update(code="nowhere"),
      "spec.training.code: found {home}/nowhere, no such path, allowed: a path that exists on this"),
+    ("a single file as code", lambda spec: spec["training"].update(code="file"),
+     "spec.training.code: found {home}/file, a single file, allowed: a folder or zip that the"),
     ("misspelt code", lambda spec: spec["training"].update(code="cod"),
      "exists on this machine (did you mean {home}/code?)"),
     ("a checkpoint path that is a file", lambda spec: spec.update(checkpoint={"path": "file/x"}),
@@ -71,6 +73,14 @@ FIELDS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
      "spec.dataStores[0].path: found {home}/nothing-in-it, 0 files, allowed: at least one"),
     ("too many slots", lambda spec: spec.update(replicas=5),
      "gang of 5 slots, allowed: at most 4, this machine's slots ([ffdl] slots, FFDL_SLOTS)"),
+    ("a priority", lambda spec: spec.update(priority="high"),
+     "spec.priority: found 'high', allowed: offline-batch, online-high"),
+    ("a variable of ours", lambda spec: spec["training"].update(env={"FFDL_PLACEMENT": "x"}),
+     "spec.training.env.FFDL_PLACEMENT: found a value, allowed: names that the launcher does not"),
+    ("NUL", lambda spec: spec["training"].update(args=["a", "\0"]),
+     "spec.training.args[1]: found '\\x00' in a text, allowed: text without NUL"),
+    ("a secret in a command", lambda spec: spec["training"].update(args=["--password=hunter2"]),
+     "spec.training.args[0]: found a plain value of --password, which looks like a secret"),
     ("a secret", lambda spec: spec["training"].update(env={"DB_PASSWORD": "hunter2"}),
      "spec.training.env.DB_PASSWORD: found a plain value of what looks like a secret"),
 ]  # fmt: skip
@@ -134,12 +144,69 @@ def test_neither_file_nor_job(ffdl: Ffdl) -> None:
 
 @pytest.mark.parametrize(
     ("words", "env", "message"),
-    [(["get"], {"FFDL_SLOTS": "many"}, "slots: found 'many', allowed: a number above 0"),
-     (["get"], {"FFDL_HOLD_S": "-1"}, "hold_s: found '-1', allowed: a number above 0"),
-     (["get"], {"FFDL_ENGINE": "slurm"}, "engine: found 'slurm', allowed: local")],
+    [(["get"], {"FFDL_SLOTS": "many"}, "slots: found 'many', allowed: a whole number, at least 1"),
+     (["get"], {"FFDL_SLOTS": "inf"}, "slots: found 'inf', allowed: a whole number, at least 1"),
+     (["get"], {"FFDL_SLOTS": "2.7"}, "slots: found '2.7', allowed: a whole number, at least 1"),
+     (["get"], {"FFDL_SLOTS": "0.5"}, "slots: found '0.5', allowed: a whole number, at least 1"),
+     (["get"], {"FFDL_SLOTS": "0"}, "slots: found '0', allowed: a whole number, at least 1"),
+     (["get"], {"FFDL_SLOTS": "9" * 5000}, "9', allowed: a whole number, at least 1"),
+     (["get"], {"FFDL_HOLD_S": "inf"}, "hold_s: found 'inf', allowed: a finite number above 0"),
+     (["get"], {"FFDL_HEARTBEAT_S": "nan", "FFDL_SLOTS": "x"},
+      "heartbeat_s: found 'nan', allowed: a finite number above 0; slots: found 'x', allowed: a"),
+     (["get"], {"FFDL_STATE_DIR": "~nobody-of-this-name/x"},
+      "state_dir: found '~nobody-of-this-name/x', allowed: the path of a folder"),
+     (["get"], {"FFDL_HOLD_S": "-1"}, "hold_s: found '-1', allowed: a finite number above 0"),
+     (["get"], {"FFDL_GPUS": "-1"}, "gpus: found '-1', allowed: a whole number, 0 for none"),
+     (["get"], {"FFDL_SLOTS": "3", "FFDL_GPUS": "2"}, "slots: found 3, allowed: at most 2"),
+     (["get"], {"FFDL_ENGINE": "slurm"}, "engine: found 'slurm', allowed: local"),
+     (["get"], {"FFDL_ENGINE": ":x"}, "engine: found ':x', allowed: local"),
+     (["get"], {"FFDL_ENGINE": "..:x"}, "engine: found '..:x', allowed: local"),
+     (["get"], {"FFDL_ENGINE": "nowhere.at_all:x"}, "cannot be imported: ModuleNotFoundError: No"),
+     (["get"], {"FFDL_ENGINE": "os:nothing"}, "'os:nothing', and os has no function nothing, all"),
+     (["get"], {"FFDL_ENGINE": "os:getcwd"}, "'os:getcwd', which does not take the settings")],
 )  # fmt: skip
 def test_wrong_settings(ffdl: Ffdl, words: list[str], env: dict[str, str], message: str) -> None:
     assert message in refused(ffdl(*words, **env), ffdl)
+    assert not (ffdl.home / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [("os.path:join", "which fails: TypeError: expected str, bytes or os.PathLike"),
+     ("builtins:repr", "which returns str without capacity, reserve, connect, observe, end")],
+)  # fmt: skip
+def test_a_function_that_makes_no_engine(ffdl: Ffdl, engine: str, message: str) -> None:
+    line = refused(ffdl("validate", "-f", ffdl.manifest(), FFDL_ENGINE=engine), ffdl)
+    assert f"engine: found {engine!r}, {message}" in line
+    assert "allowed: local, kubernetes, or package.module:function" in line
+
+
+UNKNOWN = ", which is no URL of a database that is known"
+URLS = {
+    "foo": f"foo{UNKNOWN}",
+    "sqlit:///x": f"sqlit:///x{UNKNOWN}",
+    "https://u:hunter2@h/": f"https://u:***@h/{UNKNOWN}",
+    "postgresql://u:hunter2@h:port/db": f"postgresql://u:***@h:port/db{UNKNOWN}",
+    "mysql://u:hunter2@h/db": "mysql://u:***@h/db, which is no database for it",
+    "postgresql+asyncpg://u:hunter2@h/db": "asyncpg://u:***@h/db, which is no database for it",
+    "postgresql+pg8000://u:hunter2@h/db": "pg8000://u:***@h/db, whose driver is not installed (No",
+    "sqlite://": "sqlite://, which names no file",
+    "sqlite:///:memory:": "sqlite:///:memory:, which names no file",
+    "sqlite:////ffdl-nowhere/at/l.db": "l.db, and /ffdl-nowhere/at is no folder",
+}
+
+
+@pytest.mark.parametrize("command", ["get", "validate", "run"])
+@pytest.mark.parametrize("url", URLS)
+def test_a_ledger_that_cannot_be(ffdl: Ffdl, url: str, command: str) -> None:
+    path = ffdl.manifest()
+    words = [command] if command == "get" else [command, "-f", path]
+    line = refused(ffdl(*words, FFDL_LEDGER_URL=url), ffdl)
+    assert "ledger_url: found " in line
+    assert URLS[url] in line
+    assert "hunter2" not in line
+    assert "allowed: a file in a folder" in line or "allowed: sqlite:////path/of" in line
+    assert not Path("/ffdl-nowhere").exists()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +232,7 @@ def test_a_job_that_is_not_there(ffdl: Ffdl, words: list[str]) -> None:
     line = refused(ffdl(*words), ffdl, code=4)
     assert "there is no job x" in line
     assert "`ffdl get` lists the jobs" in line
-    assert not (ffdl.home / "state" / "jobs" / "x").exists()
+    assert not (ffdl.home / "state").exists()
 
 
 def test_a_model_that_is_not_there(ffdl: Ffdl) -> None:
@@ -278,6 +345,41 @@ def test_a_state_directory_that_cannot_be_made(ffdl: Ffdl) -> None:
     result = ffdl("run", "-f", ffdl.manifest(), FFDL_STATE_DIR=str(file / "state"))
     assert (result.code, result.out) == (3, "")
     assert "set [ffdl] state_dir to a folder that is writable" in result.err
+
+
+@pytest.mark.parametrize("words", [["get"], ["registry"], ["events", "x"]])
+def test_a_state_directory_that_cannot_be(ffdl: Ffdl, words: list[str]) -> None:
+    """A list of nothing would be a wrong answer: nothing can ever be there."""
+    file = ffdl.write("x")
+    folders = {"FFDL_STATE_DIR": f"{file}/state", "FFDL_MODEL_ROOT": f"{file}/models"}
+    result = ffdl(*words, **folders)
+    assert (result.code, result.out) == (3, "")
+    assert f"cannot be there: {file} is not a directory" in result.err
+    assert "to a folder that is writable" in result.err
+
+
+@pytest.mark.parametrize("key", ["cache_dir", "checkpoint_root", "model_root"])
+@pytest.mark.parametrize("command", ["run", "validate"])
+def test_folders_that_a_job_cannot_write(ffdl: Ffdl, command: str, key: str) -> None:
+    """Else it would train first, and fail then."""
+    file = ffdl.write("x")
+    path = ffdl.manifest()
+    result = ffdl(command, "-f", path, **{f"FFDL_{key.upper()}": str(file)})
+    assert (result.code, result.out) == (2, "")
+    assert f"[ffdl] {key}: found {file}, {file} is not a directory, allowed: a dir" in result.err
+    assert ffdl.created() == []
+    if key == "model_root":
+        path = ffdl.manifest("nameless", model=None)
+        assert ffdl("validate", "-f", path, FFDL_MODEL_ROOT=str(file)).code == 0, "it needs none"
+
+
+def test_a_database_that_nobody_serves_is_one_line(ffdl: Ffdl) -> None:
+    url = "postgresql://u:hunter2@127.0.0.1:1/db"
+    result = ffdl("get", FFDL_LEDGER_URL=url, FFDL_INSTALLATION_KEY="k")
+    assert result.code == 3
+    (line,) = result.err.splitlines()
+    assert "Connection refused" in line
+    assert "hunter2" not in line
 
 
 def test_a_fault_of_our_own_is_told_as_such(ffdl: Ffdl, monkeypatch: pytest.MonkeyPatch) -> None:

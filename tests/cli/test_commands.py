@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ffdl_airflow.stages.reap import Reaped
 from tests.cli.conftest import Ffdl
 from tests.trainers.counting import weights_after
 
@@ -82,32 +83,46 @@ def test_events_say_the_reason_first(done: Done) -> None:
     assert told["ModelRegistered"].startswith("count version 1, sha256 ")
     told = {row["kind"]: row["text"] for row in ffdl("events", bad, "-o", "json").json}
     assert told["AttemptEnded"].startswith("rank 1 of worker-1 exited with code 3 after step ")
-    assert told["Verdict"].startswith("UNKNOWN: rank 1 (worker-1) ended with exit code 3")
+    assert told["Verdict"].startswith("UNKNOWN: rank 1 of worker-1 ended with exit code 3")
     assert told["Failed"].endswith("(backoffLimit 0 is used up)")
     head, *rows = table(ffdl("events", bad).out)
     assert head == ["SEQ", "AT", "KIND", "ATTEMPT", "TEXT"]
     assert [row[0] for row in rows] == [str(n) for n in range(1, len(rows) + 1)]
 
 
+def test_logs_of_attempts_that_have_started_nothing(ffdl: Ffdl) -> None:
+    training = {"framework": "custom", "command": ["/nowhere/train"]}
+    ffdl("run", "-f", ffdl.manifest("nowhere", training=training, model=None))
+    (row,) = ffdl("get", "-o", "json").json
+    result = ffdl("logs", row["job"])
+    assert result.code == 4
+    assert "has no logs: no process has started in 1 attempt; the newest one: " in result.err
+    assert "/nowhere/train" in result.err
+    assert f"see `ffdl evidence {row['job']}`" in result.err
+
+
 def test_logs(done: Done) -> None:
     ffdl, good, bad = done
     lines = ffdl("logs", good).out.splitlines()
-    assert lines[0].startswith("start rank=0")
+    assert lines[0].startswith("ffdl: OMP_NUM_THREADS=1: the replica asks for 1 core")
+    assert lines[1].startswith("start rank=0")
     assert lines[-1] == f"end weights={weights_after(10)}"
-    assert ffdl("logs", good, "--rank", 1, "--attempt", 1).out.startswith("start rank=1")
+    assert "\nstart rank=1" in ffdl("logs", good, "--rank", 1, "--attempt", 1).out
+    assert "\nstart rank=1" in ffdl("logs", good, "--replica", "worker-1").out
     assert ffdl("logs", good, "-f").out.splitlines() == lines
     assert ffdl("logs", bad, "--rank", 1).out.endswith("failing with 3\n")
     missing = ffdl("logs", good, "--rank", 7)
     assert (missing.code, missing.out) == (4, "")
-    assert "attempt 1 rank 0, attempt 1 rank 1" in missing.err
+    assert "attempt 1 rank 0 of worker-0, attempt 1 rank 1 of worker-1" in missing.err
+    assert "attempt 1 ps-0" in ffdl("logs", good, "--replica", "ps-0").err
 
 
 def test_evidence(done: Done) -> None:
     ffdl, good, bad = done
     text = ffdl("evidence", bad).out
     first, cause, then, kept, *tails = text.splitlines()
-    assert first == "attempt 1: UNKNOWN (rank 1, worker-1), costs one of backoffLimit"
-    assert cause.startswith("cause: rank 1 (worker-1) ended with exit code 3")
+    assert first == "attempt 1: UNKNOWN (rank 1 of worker-1), costs one of backoffLimit"
+    assert cause.startswith("cause: rank 1 of worker-1 ended with exit code 3")
     assert then.startswith("next:  ")
     assert kept.endswith(f"jobs/{bad}/attempts/1/evidence")
     assert tails[0] == "--- rank 0"
@@ -234,8 +249,21 @@ def test_what_has_ended_is_not_stopped(done: Done) -> None:
 
 def test_nothing_to_reap(done: Done) -> None:
     ffdl, _, _ = done
-    assert ffdl("reap").out == "PLACEMENT  WHY  KILLED\n"
+    assert ffdl("reap").out == "PLACEMENT  WHY  KILLED  ERROR\n"
     assert ffdl("reap", "-o", "json").json == []
+
+
+def test_what_could_not_be_reaped_is_told(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    ffdl, _, _ = done
+    found = [Reaped(placement_id="a-1/1", why="its job has ended (Failed)", killed=2),
+             Reaped(placement_id="b-2/1", why="", error="ValueError: torn")]  # fmt: skip
+    monkeypatch.setattr("ffdl_airflow.commands.reap", lambda deps: found)
+    result = ffdl("reap")
+    assert result.code == 3
+    assert "b-2/1" in result.out
+    assert "ValueError: torn" in result.out
+    monkeypatch.setattr("ffdl_airflow.commands.reap", lambda deps: found[:1])
+    assert ffdl("reap").code == 0
 
 
 def test_a_reader_that_goes_away_is_no_fault(done: Done) -> None:

@@ -132,8 +132,8 @@ def test_progress_on_a_terminal() -> None:
      ([{"gpu_percent": None, "cpu_percent": 9.6}], "CPU 10%"), ([{}], None)],
 )  # fmt: skip
 def test_utilization(ranks: list[Any], text: str | None) -> None:
-    assert console.utilization({"ranks": ranks}) == text
-    assert console.utilization(None) is None
+    assert report.utilization({"ranks": ranks}) == text
+    assert report.utilization(None) is None
 
 
 def test_utilization_of_what_has_ended() -> None:
@@ -143,11 +143,11 @@ def test_utilization_of_what_has_ended() -> None:
                "submitted_at": T0.isoformat(), "ended_at": T0.isoformat()}  # fmt: skip
     row = JobRow(job_id=JOB, seq=1, phase="Succeeded", created_at=T0, updated_at=T0,
                  summary=summary, status={"ranks": [gone]})  # fmt: skip
-    assert console.job_row(row, T0)["utilization"] == "CPU 61%"
+    assert report.job_row(row, T0)["utilization"] == "CPU 61%"
     never = replace(row, summary=summary | {"cpu_percent": None})
-    assert console.job_row(never, T0)["utilization"] is None
+    assert report.job_row(never, T0)["utilization"] is None
     running = replace(row, phase="Running", status={"ranks": [ran, gone]})
-    assert console.job_row(running, T0)["utilization"] == "CPU 95%"
+    assert report.job_row(running, T0)["utilization"] == "CPU 95%"
 
 
 def test_no_line_of_an_attempt_that_has_ended() -> None:
@@ -164,7 +164,7 @@ def test_a_row_of_a_job_that_goes_on() -> None:
     row = JobRow(
         job_id=JOB, seq=1, phase="Reserving", created_at=T0, updated_at=T0, summary=summary
     )
-    shown = console.job_row(row, T0 + timedelta(seconds=90))
+    shown = report.job_row(row, T0 + timedelta(seconds=90))
     assert (shown["duration"], shown["replicas/gpus"]) == ("1m30s", "2/4")
     assert (shown["reason"], shown["model"], shown["generation"]) == (
         "2 slots are needed",
@@ -203,6 +203,7 @@ TOLD: list[tuple[Kind, dict[str, Any], str]] = [
     (Kind.GO_INTENDED, {"attempt": 2, "resume": {"step": 100, "path": "/c"}},
      "from the checkpoint of step 100"),
     (Kind.RUNNING, {"started_at": "now"}, ""),
+    (Kind.RUNNING, {"tuned": [{"name": "OMP_NUM_THREADS", "value": "2"}]}, "OMP_NUM_THREADS=2"),
     (Kind.PROGRESS_SUMMARY, {"step": 150, "loss": 0.123456}, "step 150, loss 0.1235"),
     (Kind.PROGRESS_SUMMARY, {"step": 150, "metrics": {"loss": 2, "x": "y"}}, "step 150, loss 2"),
     (Kind.CHECKPOINT_SEALED, {"step": 100, "bytes": 2**20, "seconds": 1.25},
@@ -215,6 +216,8 @@ TOLD: list[tuple[Kind, dict[str, Any], str]] = [
     (Kind.CHECKPOINT_REFUSED, {"step": 1, "reason": "no manifest"}, "step 1: no manifest"),
     (Kind.RANK_EXITED, {"rank": 1, "replica": "worker-1", "exit": 3, "signal": None},
      "rank 1 of worker-1: exit code 3"),
+    (Kind.RANK_EXITED, {"rank": None, "replica": "ps-0", "exit": 3, "signal": None},
+     "ps-0: exit code 3"),
     (Kind.RANK_EXITED, {"rank": 1, "replica": "worker-1", "exit": None, "signal": 9},
      "rank 1 of worker-1: signal 9"),
     (Kind.ATTEMPT_ENDED, {"ok": True, "last_step": 200, "tail": "x"}, "well after step 200"),
@@ -228,6 +231,12 @@ TOLD: list[tuple[Kind, dict[str, Any], str]] = [
      "x, again in 4.2s, on a new placement"),
     (Kind.RESTART_DECIDED, {"reason": "x", "delay_s": None, "to": None}, "x, again at once"),
     (Kind.WATCHDOG_WARNED, {"text": "idle"}, "idle"),
+    (Kind.WATCHDOG_RECOVERED, {"text": "busy again"}, "busy again"),
+    (Kind.DEADLINE_MISSED, {"reason": "late", "action": "stop", "limit_s": 5}, "late, stop"),
+    (Kind.PLACED, {"nodes": {"worker-0": "a", "worker-1": "b"}}, "worker-0 on a, worker-1 on b"),
+    (Kind.REPLICA_LOST, {"replica": "worker-1", "node": "b", "what": "evicted",
+                         "message": "the node was low on memory"},
+     "worker-1 on b: evicted, the node was low on memory"),
     (Kind.SAVE_REQUESTED, {"why": "asked for", "placement": 1}, "asked for"),
     (Kind.END_INTENDED, {"why": "enough", "mode": "save"}, "enough, save"),
     (Kind.STOPPED, {"reason": "enough", "by": "ada"}, "enough, ada"),

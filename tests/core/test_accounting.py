@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffdl_airflow.core.accounting import Cost, Use, cost
+from ffdl_airflow.core.accounting import Cost, Use, cost, rounded
 from ffdl_airflow.core.events import Event, Kind, NewEvent, recorded
 from ffdl_airflow.testing.builders import T0, LogBuilder
 
@@ -209,3 +209,16 @@ def test_a_save_that_failed_loses_nothing_by_itself() -> None:
     log = LogBuilder()
     log.add(Kind.CHECKPOINT_REFUSED, 5, placement=1, path="/c", reason="no space")
     assert cost(log.events, now=T0, slots=1).total_s == 0.0
+
+
+@given(st.lists(st.floats(0, 1e7), min_size=1, max_size=5), st.sampled_from([1, 3]))
+def test_parts_add_up_as_they_are_shown(values: list[float], digits: int) -> None:
+    parts = {str(number): value for number, value in enumerate(values)}
+    shown = rounded(parts, digits)
+    assert round(sum(shown.values()), digits) == pytest.approx(sum(values), abs=0.51 / 10**digits)
+    assert all(abs(shown[name] - parts[name]) < 1.01 / 10**digits for name in parts)
+
+
+def test_a_sum_of_rounded_parts_would_not_add_up() -> None:
+    shown = rounded({"held": 0.24, "training": 0.24, "lost": 0.24}, 1)
+    assert sorted(shown.values()) == [0.2, 0.2, 0.3], "0.72 in all"

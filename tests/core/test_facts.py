@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ffdl_airflow.core import errors
 from ffdl_airflow.core.checkpoints import Candidate, choose, lost_steps
 from ffdl_airflow.core.data import Generation, GenerationFile, generation_id, source_hash
-from ffdl_airflow.core.events import WISHES, Event, Kind, NewEvent, iso, parse_iso, recorded
+from ffdl_airflow.core.events import Event, Kind, NewEvent, iso, parse_iso, recorded
 from ffdl_airflow.core.job import TrainingJob
 from ffdl_airflow.core.lifecycle import JobState, Phase
-from ffdl_airflow.core.observation import Observation, Presence, facts_from
+from ffdl_airflow.core.observation import Observation, Presence, with_journal
 from ffdl_airflow.core.summary import summary
 from ffdl_airflow.testing.builders import T0, job
 
@@ -60,27 +60,36 @@ def test_moments_come_back(moment: datetime) -> None:
     assert iso(moment).endswith("Z")
 
 
-def test_wishes_are_what_anyone_may_append() -> None:
-    assert {str(kind) for kind in WISHES} == {"StopWanted", "SaveWanted", "ResizeWanted", "Cleared"}
-
-
 def entry(kind: str, seq: int = 3, **body: Any) -> dict[str, Any]:
     return {"v": 1, "seq": seq, "kind": kind, "attempt": 1, "at": "2026-03-01T22:00:00.000000Z",
             "placement": 2, "body": body}  # fmt: skip
 
 
 def test_facts_of_a_journal() -> None:
-    placed, ended = facts_from(
+    seen = with_journal(
+        Observation(presence=Presence.ALIVE),
         [entry("Placed", 1, joined=["worker-0"]), entry("Released", 2, why="left"),
          entry("SomethingNewer", 3), entry("AttemptEnded", 4, ok=True)],
-        slots=(0, 3),
+        placed={"slots": [0, 3]},
     )  # fmt: skip
+    placed, ended = seen.facts
     assert (placed.kind, placed.body) == (
         Kind.PLACED, {"joined": ["worker-0"], "placement": 2, "slots": [0, 3]}
     )  # fmt: skip
     assert (ended.kind, ended.dedupe, ended.attempt) == (Kind.ATTEMPT_ENDED, "journal:2:4", 1)
     assert ended.source == {"agent": True, "placement": 2, "journal_seq": 4}
     assert ended.at == T0
+
+
+def test_a_gang_says_why_and_when_it_has_left() -> None:
+    """The last word counts: one that was refused its place has said so before."""
+    gone = Observation(presence=Presence.GONE)
+    early = {**entry("Released", 1, why="no place"), "at": "2026-03-01T21:00:00.000000Z"}
+    last = entry("Released", 3, why="left")
+    told = with_journal(gone, [early, entry("Placed", 2), last], placed={})
+    assert (told.last_word, told.left_at) == ("left", T0)
+    silent = with_journal(gone, [entry("Placed", 1)], placed={})
+    assert (silent.last_word, silent.left_at) == (None, None)
 
 
 def test_a_look_at_a_gang() -> None:
@@ -142,7 +151,7 @@ def test_a_row_of_a_new_job() -> None:
         "phase": "None", "framework": "pytorch", "engine": "local", "owner": {}, "replicas": 2,
         "gpus": 0, "slots": 2, "placement": 0, "placed": False, "attempt": 0, "step": None,
         "checkpoint_step": None, "cpu_percent": None,
-        "generations": {}, "model": None, "waiting": None, "reason": "",
+        "generations": {}, "model": None, "waiting": None, "warning": None, "reason": "",
         "submitted_at": None, "ended_at": None,
     }  # fmt: skip
 

@@ -68,6 +68,8 @@ BY_AGENT = [
     ("deadline", None, "DEADLINE", True, True),
     ("hang", None, "HANG", False, True),
     ("agent-lost", None, "KILLED_OUTSIDE", False, True),
+    ("terminated", None, "KILLED_OUTSIDE", False, True),
+    ("oom", None, "HOST_OOM", False, True),
     ("start", None, "USER_ERROR", True, False),
     ("placement-timeout", None, "RENDEZVOUS", False, False),
     ("preflight", "command", "USER_ERROR", True, False),
@@ -76,6 +78,8 @@ BY_AGENT = [
     ("preflight", "checkpoint", "CKPT_CORRUPT", False, False),
     ("preflight", "disk", "DISK_FULL", False, False),
     ("preflight", "leftover", "NODE_SETUP", False, False),
+    ("preflight", "port", "START_ORDER", False, False),
+    ("preflight", "interface", "CONFIG", False, False),
 ]  # fmt: skip
 
 
@@ -116,7 +120,7 @@ def test_every_rule_is_for_a_class_that_a_log_can_show() -> None:
         "IMAGE", "EVICTED", "PREEMPTED", "PREEMPTED_BEFORE_START", "NODE_LOST", "UNSCHEDULABLE",
         "QUOTA",
     }  # fmt: skip
-    by_agent = {"HANG", "DEADLINE", "CANCELLED", "UNKNOWN"}
+    by_agent = {"HANG", "DEADLINE", "IDLE", "CANCELLED", "UNKNOWN"}
     assert shown == {failure.value for failure in FailureClass} - by_control_plane - by_agent
     tested = {case["class"] for case in CASES}
     assert shown <= tested

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffdl_airflow.core.errors import SpecError
-from ffdl_airflow.core.job import JOB_ID_LENGTH, TrainingJob, job_id_for, looks_secret
+from ffdl_airflow.core.job import JOB_ID_LENGTH, TrainingJob, job_id_for
 from ffdl_airflow.core.manifests.ffdl import read_job
+from ffdl_airflow.core.secret_text import looks_secret
 
 MINIMAL: dict[str, Any] = {
     "metadata": {"name": "digits"},
     "spec": {"training": {"framework": "jax", "command": ["python", "train.py"]}},
 }
-# CONTRACT, section 1. What is not there is not set: the setting or the framework decides.
+# What is not there is not set: the setting or the framework decides.
 CANONICAL: dict[str, Any] = {
     "apiVersion": "ffdl.cloud.ibm.com/v1",
     "kind": "TrainingJob",
@@ -245,6 +246,198 @@ def test_an_empty_secret_is_none() -> None:
     assert with_spec(training={"framework": "jax", "command": ["t"], "env": {"HF_TOKEN": ""}})
 
 
+def refused(**spec: Any) -> tuple[str, str, str]:
+    """(path, found, allowed) of the one problem."""
+    with pytest.raises(SpecError) as caught:
+        with_spec(**spec)
+    (problem,) = caught.value.problems
+    return problem.path, problem.found, problem.allowed
+
+
+TRAINING: dict[str, Any] = {"framework": "custom", "command": ["t"]}
+UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({"args": ["--x", "\0"]}, "spec.training.args[1]"),
+    ({"args": ["\ud800"]}, "spec.training.args[0]"),
+    ({"command": ["a\0b"]}, "spec.training.command[0]"),
+    ({"command": [], "entryPoint": "a\0.py"}, "spec.training.entryPoint"),
+    ({"env": {"X": "a\0b"}}, "spec.training.env.X"),
+    ({"env": {"X": "\udfff"}}, "spec.training.env.X"),
+    ({"env": {"X\0": "a"}}, "spec.training.env"),
+    ({"code": "/data\0"}, "spec.training.code"),
+]
+
+
+@pytest.mark.parametrize(("training", "path"), UNFIT, ids=[repr(case[0]) for case in UNFIT])
+def test_text_that_no_process_can_be_told(training: dict[str, Any], path: str) -> None:
+    found = refused(training=TRAINING | training)
+    assert found[0] == path
+    assert found[1] in (r"'\x00' in a text", r"'\ud800' in a text", r"'\udfff' in a text")
+    assert found[2] == "text without NUL and without halves of characters"
+
+
+@pytest.mark.parametrize("field", ["labels", "podTemplate", "roles"])
+def test_such_text_is_refused_wherever_it_stands(field: str) -> None:
+    document = copy.deepcopy(MINIMAL)
+    role = {"name": "worker", "args": ["a", {"b": "\0"}]}
+    part = {"labels": ("metadata", {"a": "\0"}, "metadata.labels.a"),
+            "podTemplate": ("spec", {"spec": {"a": ["\0"]}}, "spec.podTemplate.spec.a[0]"),
+            "roles": ("spec", [role], "spec.roles[0].args[1].b")}  # fmt: skip
+    inside, value, path = part[field]
+    document[inside][field] = value
+    with pytest.raises(SpecError) as caught:
+        read_job(document)
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
+@pytest.mark.parametrize("name", ["A=B", "", "="])
+def test_a_variable_has_a_name(name: str) -> None:
+    roles = [{"name": "worker", "env": {name: "x"}}]
+    named = TRAINING | {"env": {name: "x"}}
+    for spec in ({"training": named}, {"training": TRAINING, "roles": roles}):
+        path, found, allowed = refused(**spec)
+        assert path in ("spec.training.env", "spec.roles[0].env")
+        assert found == f"the name {name!r}"
+        assert allowed == "names of one character or more, without ="
+
+
+# Made up, in pieces: whoever looks for secrets in this repository finds none.
+TOKENS = ["AKIA" + "ABCDEFGHIJKLMNOP", "gh" + "p_" + "a1" * 18, "hf" + "_" + "aB" * 17,
+          "xox" + "b-1234567890-abc", "-----BEGIN RSA " + "PRIVATE KEY-----\nMII",
+          "postgresql://user:" + "hunter2@db/x", "amqp://:" + "hunter2@mq"]  # fmt: skip
+OPTIONS = [["--password=hunter2"], ["--token", "hunter2"], ["--api-key", "hunter2"],
+           ["--db_password", "hunter2"], ["--hf-token=hunter2"], ["-c", "t --secret hunter2 -v"],
+           ["--AWS-SECRET-ACCESS-KEY=hunter2"], ["--password='hunter2'"]]  # fmt: skip
+HARMLESS = [["--token", "$HF_TOKEN"], ["--token=$(TOKEN)"], ["--password", "--verbose"],
+            ["--use-token", "true"], ["--token"], ["--token", ""], ["--max-token", "512"],
+            ["--pad-token", "<pad>"], ["--password-file", "/run/pw"], ["--api-key", "/run/key"],
+            ["--key", "value"], ["--tokenizer", "bert"], ["http://host:8080/a@b"],
+            ["s3://bucket/path"], ["user@host:path"], ["hf_model-small"], ["redis://:$PW@host"],
+            ["https://user@host/x"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TOKENS, ids=[f"{text:.6}" for text in TOKENS])
+def test_secrets_are_known_by_their_form(text: str) -> None:
+    """Wherever they stand: the whole spec is written into the ledger."""
+    places: dict[str, dict[str, Any]] = {
+        "spec.training.env.X": {"training": TRAINING | {"env": {"X": text}}},
+        "spec.training.args[1]": {"training": TRAINING | {"args": ["--url", text]}},
+        "spec.training.command[0]": {"training": TRAINING | {"command": [f"run {text}"]}},
+        "spec.dataStores[0].path": {
+            "training": TRAINING, "dataStores": [{"name": "d", "path": text}]},
+    }  # fmt: skip
+    for place, spec in places.items():
+        path, found, allowed = refused(**spec)
+        assert path == place
+        assert found.endswith(" in plain text")
+        assert "secretName" in allowed
+        assert text not in found
+
+
+@pytest.mark.parametrize("words", OPTIONS, ids=[" ".join(words) for words in OPTIONS])
+@pytest.mark.parametrize("field", ["args", "command"])
+def test_secrets_are_known_by_their_option(words: list[str], field: str) -> None:
+    path, found, allowed = refused(training=TRAINING | {field: words})
+    number = next(n for n, word in enumerate(words) if "--" in word)
+    assert path == f"spec.training.{field}[{number}]"
+    assert "hunter2" not in found
+    assert "secretName" in allowed
+    path, _, _ = refused(training=TRAINING, roles=[{"name": "worker", field: words}])
+    assert path == f"spec.roles[0].{field}[{number}]"
+
+
+@pytest.mark.parametrize("words", HARMLESS, ids=[" ".join(words) for words in HARMLESS])
+def test_what_is_no_secret_may_be_written(words: list[str]) -> None:
+    assert with_spec(training=TRAINING | {"args": words, "env": {"X": words[-1]}})
+
+
+def test_a_secret_is_not_shown_where_another_fault_is_told() -> None:
+    _, found, _ = refused(training=TRAINING | {"args": "--password=hunter2"})
+    assert found == "a value that is not shown"
+
+
+def refused_in(template: dict[str, Any]) -> tuple[str, str, str]:
+    """(path in the template, found, allowed), the same at both places of a template."""
+    of_job = refused(training=TRAINING, podTemplate=template)
+    of_role = refused(training=TRAINING, roles=[{"name": "worker", "podTemplate": template}])
+    where = [path.partition("podTemplate.") for path, _, _ in (of_job, of_role)]
+    assert [place for place, _, _ in where] == ["spec.", "spec.roles[0]."]
+    (path,) = {inner for _, _, inner in where}
+    assert of_job[1:] == of_role[1:]
+    assert "hunter2" not in str(of_job)
+    return path, *of_job[1:]
+
+
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_template_names_secrets_too(name: str, kind: str) -> None:
+    def template(**said: Any) -> dict[str, Any]:
+        return {"spec": {kind: [{"name": "c", "env": [{"name": "A", "value": "1"}, said]}]}}
+
+    path, found, allowed = refused_in(template(name=name, value="hunter2"))
+    assert path == f"spec.{kind}[0].env[1].value"
+    assert found == "a plain value of what looks like a secret"
+    assert "secretKeyRef" in allowed
+    assert refused_in(template(name=name, value=1234567))[0] == path
+    reference = {"secretKeyRef": {"name": "creds", "key": "k"}}
+    for said in ({"value": ""}, {"value": None}, {"valueFrom": reference}):
+        assert with_spec(training=TRAINING, podTemplate=template(name=name, **said))
+
+
+@pytest.mark.parametrize("words", OPTIONS, ids=[" ".join(words) for words in OPTIONS])
+@pytest.mark.parametrize("field", ["args", "command"])
+def test_a_template_has_no_secret_in_an_option(words: list[str], field: str) -> None:
+    number = next(n for n, word in enumerate(words) if "--" in word)
+    path, found, allowed = refused_in({"spec": {"initContainers": [{field: words}]}})
+    assert path == f"spec.initContainers[0].{field}[{number}]"
+    assert found.startswith("a plain value of --")
+    assert "secretKeyRef" in allowed
+    probe = {"livenessProbe": {"exec": {field: words}}}
+    path, _, _ = refused_in({"spec": {"initContainers": [probe]}})
+    assert path == f"spec.initContainers[0].livenessProbe.exec.{field}[{number}]"
+
+
+@pytest.mark.parametrize(("container", "path"), [
+    ({"env": {"API_TOKEN": "hunter2"}}, "env.API_TOKEN"),
+    ({"args": "--password hunter2"}, "args"),
+    ({"args": ["--password", 1234567]}, "args[0]"),
+    ({"livenessProbe": {"httpGet": {"httpHeaders": [{"name": "token", "value": "hunter2"}]}}},
+     "livenessProbe.httpGet.httpHeaders[0].value"),
+])  # fmt: skip
+def test_a_secret_is_found_where_a_template_is_wrong_too(
+    container: dict[str, Any], path: str
+) -> None:
+    assert refused_in({"spec": {"containers": [container]}})[0] == f"spec.containers[0].{path}"
+
+
+@pytest.mark.parametrize("text", TOKENS, ids=[f"{text:.6}" for text in TOKENS])
+def test_a_template_has_no_token_by_its_form(text: str) -> None:
+    template = {"spec": {"containers": [{"env": [{"name": "X", "value": text}]}]}}
+    path, found, _ = refused(training=TRAINING, podTemplate=template)
+    assert path == "spec.podTemplate.spec.containers[0].env[0].value"
+    assert text not in found
+
+
+@pytest.mark.parametrize("words", HARMLESS, ids=[" ".join(words) for words in HARMLESS])
+def test_what_is_no_secret_may_be_written_in_a_template(words: list[str]) -> None:
+    container = {"args": words, "env": [{"name": name, "value": words[-1]} for name in PLAIN]}
+    assert with_spec(training=TRAINING, podTemplate={"spec": {"initContainers": [container]}})
+
+
+@pytest.mark.parametrize("names", [["ps"], ["evaluator"], ["ps", "evaluator"]])
+def test_somebody_has_to_train(names: list[str]) -> None:
+    path, found, allowed = refused(training=TRAINING, roles=[{"name": name} for name in names])
+    assert (path, found) == ("spec.roles", f"only {', '.join(names)}")
+    assert allowed == "one that trains among them: chief, master, worker, launcher"
+
+
+def test_the_watchdog_leaves_no_more_gpus_than_there_are() -> None:
+    watched = {"watchdog": {"minGpu": 3}}
+    found = refused(training=TRAINING, resources={"gpu": 2}, **watched)
+    assert found == ("spec.watchdog.minGpu", "3", "at most 2, the GPUs of a replica")
+    roles = [{"name": "worker", "resources": {"gpu": 4}}, {"name": "ps"}]
+    assert with_spec(training=TRAINING, roles=roles, **watched)
+
+
 @given(st.text(max_size=80), st.text(max_size=20))
 def test_a_job_id_is_a_dns_label(name: str, scope: str) -> None:
     job_id = job_id_for(name, scope)
@@ -260,14 +453,17 @@ def test_a_job_id_shows_the_name() -> None:
 
 
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True)
-texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=10)
+texts = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs"], exclude_characters="\0"), max_size=10
+)
+variables = texts.filter(lambda name: name and "=" not in name and not looks_secret(name))
 specs = st.fixed_dictionaries(
     {"training": st.fixed_dictionaries(
         {"framework": st.sampled_from(["pytorch", "jax", "custom"]),
          "command": st.lists(texts, min_size=1, max_size=3)},
         optional={"args": st.lists(texts | st.integers() | st.booleans(), max_size=3),
-                  "version": texts, "env": st.dictionaries(texts.filter(
-                      lambda name: not looks_secret(name)), texts | st.integers(), max_size=2)},
+                  "version": texts, "env": st.dictionaries(
+                      variables, texts | st.integers(), max_size=2)},
     )},
     optional={
         "replicas": st.integers(1, 9),

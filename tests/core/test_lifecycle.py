@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -379,6 +380,16 @@ def test_a_clear_keeps_the_checkpoint_or_not() -> None:
     assert (resume.checkpoint["step"], resume.checkpoint_floor) == (200, 0)
     fresh = state_after((Kind.CLEARED, {"mode": "fresh"}), upto=Kind.SUCCEEDED)
     assert (fresh.checkpoint, fresh.checkpoint_floor) == (None, 2)
+
+
+def test_what_a_cleared_attempt_still_seals_is_not_gone_on_from_where_that_begins_anew() -> None:
+    for mode, expected in (("fresh", None), ("resume", 900)):
+        state = state_after((Kind.CLEARED, {"mode": mode}), upto=Kind.RUNNING)
+        sealed = event(Kind.CHECKPOINT_SEALED, seq=state.seq + 1, step=900, path="/c/900")
+        state = apply(state, replace(sealed, attempt=1))
+        assert (state.checkpoint["step"] if state.checkpoint else None) == expected
+    second = replace(sealed, attempt=2, seq=state.seq + 1)
+    assert apply(replace(state, checkpoint=None, checkpoint_floor=1), second).checkpoint
 
 
 def test_a_clear_takes_back_the_wish_to_stop() -> None:

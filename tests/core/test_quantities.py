@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ffdl_airflow.core.quantities import (
+    API_ALLOWED,
     CPU_ALLOWED,
     MEMORY_ALLOWED,
     QuantityError,
     format_bytes,
     format_duration,
     parse_bytes,
+    parse_kubernetes,
     parse_milli_cpu,
 )
 
@@ -93,3 +96,25 @@ def test_bytes_for_people(count: int, text: str) -> None:
 )  # fmt: skip
 def test_durations_for_people(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+OF_THE_API = [
+    ("8Gi", 8 * 2**30), ("500m", "0.5"), ("2", 2), (4, 4), (0.5, "0.5"), ("1e3", 1000),
+    ("12E2", 1200), ("2E", 2 * 10**18), ("1Ei", 2**60), ("100n", "1e-7"), ("3u", "3e-6"),
+    ("64k", 64_000), ("1.5Gi", 3 * 2**29), ("5.", 5), (".5", "0.5"), ("-1", -1), ("+2", 2),
+    ("128974848000m", 128_974_848),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "number"), OF_THE_API)
+def test_quantities_of_the_api(written: object, number: int | str) -> None:
+    assert parse_kubernetes(written) == Decimal(number)
+
+
+@pytest.mark.parametrize(
+    "written", [None, True, [], "", "Gi", "2Gb", "64K", "1 Gi", "1e", "e3", "٣"]
+)
+def test_what_the_api_does_not_write(written: object) -> None:
+    with pytest.raises(QuantityError) as caught:
+        parse_kubernetes(written)
+    assert (caught.value.found, caught.value.allowed) == (written, API_ALLOWED)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from ffdl_airflow.core.failures.classes import POLICIES, FailureClass
 from ffdl_airflow.core.failures.rules import Verdict
-from ffdl_airflow.core.retry import BACKOFF_CEILING_S, GiveUp, History, Restart, decide
+from ffdl_airflow.core.retry import (
+    BACKOFF_CEILING_S,
+    GiveUp,
+    History,
+    Restart,
+    decide,
+    early_delay_s,
+)  # fmt: skip
 
 F = FailureClass
 FIRST = History(job_id="bert-base-0123456789", attempt=1, backoff_limit=3, no_advance_limit=5)
@@ -66,7 +73,7 @@ def test_the_classes_that_are_tried_once_more() -> None:
         F.COMM_MISUSE, F.NUMERIC, F.HOST_OOM, F.GPU_OOM, F.SHM, F.DISK_FULL,
     }  # fmt: skip
     never = {failure for failure in F if POLICIES[failure].restart == "never"}
-    assert never == {F.DEADLINE, F.CANCELLED}
+    assert never == {F.DEADLINE, F.IDLE, F.CANCELLED}
 
 
 @pytest.mark.parametrize("failure", list(F))
@@ -164,3 +171,9 @@ def test_two_drivers_decide_the_same(
     if isinstance(outcome, Restart):
         assert 0 <= outcome.delay_s <= BACKOFF_CEILING_S
         assert used < history.backoff_limit or not outcome.costs
+
+
+def test_a_place_that_is_lost_again_and_again_is_asked_for_ever_more_slowly() -> None:
+    delays = [early_delay_s(losses) for losses in range(20)]
+    assert delays[:5] == [0.0, 2.0, 4.0, 8.0, 16.0]
+    assert delays[-1] == early_delay_s(10_000) == BACKOFF_CEILING_S

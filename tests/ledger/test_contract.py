@@ -1,9 +1,11 @@
 """The ledger contract, on the fake and on SQLite; and what only SQLite can do wrong."""
 
+import hashlib
 import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from ffdl_airflow.ledger.sql import SqlLedger
 from ffdl_airflow.ledger.tables import HEAD, METADATA, VERSION_TABLE
 from ffdl_airflow.testing.contracts.ledger import JOB, LedgerContract, new
 from ffdl_airflow.testing.memory_ledger import MemoryLedger
+from tests.postgres import PostgresServer
 
 
 class TestMemory(LedgerContract):
@@ -40,6 +43,34 @@ class TestSqlite(LedgerContract):
     @pytest.fixture
     def reopened(self, tmp_path: Path, ledger: SqlLedger) -> SqlLedger:
         return SqlLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    server = PostgresServer(tmp_path_factory.mktemp("ledger") / "postgres", password="pw")  # noqa: S106
+    server.start()
+    yield server
+    server.stop()
+
+
+class TestPostgres(LedgerContract):
+    """A real server: for installations of more than one host."""
+
+    @pytest.fixture
+    def url(self, postgres: PostgresServer, request: pytest.FixtureRequest) -> str:
+        return postgres.url(hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12])
+
+    @pytest.fixture
+    def ledger(self, url: str) -> Iterator[SqlLedger]:
+        ledger = SqlLedger(url)
+        yield ledger
+        ledger.close()
+
+    @pytest.fixture
+    def reopened(self, url: str, ledger: SqlLedger) -> Iterator[SqlLedger]:
+        again = SqlLedger(url)
+        yield again
+        again.close()
 
 
 def test_the_migrations_make_the_tables_of_the_code(tmp_path: Path) -> None:
@@ -113,8 +144,10 @@ def test_a_full_database_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
 
 def test_a_database_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InfrastructureError, match="ledger_url"):
-        SqlLedger(f"sqlite:///{tmp_path / 'file' / 'ledger.db'}")
+    for folder in ("file", "nowhere/at/all"):
+        with pytest.raises(UserError, match=f"{folder} is no folder, allowed"):
+            SqlLedger(f"sqlite:///{tmp_path / folder / 'ledger.db'}")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing was made"
 
 
 def test_something_that_is_no_database_is_an_error_of_its_own(tmp_path: Path) -> None:

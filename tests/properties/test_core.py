@@ -41,6 +41,13 @@ BODIES: dict[Kind, st.SearchStrategy[dict[str, Any]]] = {
          "ran": st.booleans(), "class": st.sampled_from(["UNKNOWN", "HANG"]),
          "not_before": st.none() | st.just((T0 + timedelta(seconds=5)).isoformat())}
     ),
+    Kind.WATCHDOG_WARNED: st.fixed_dictionaries(
+        {"reason": st.just("idle")}, optional={"level": st.just("warn")}
+    ),
+    Kind.END_INTENDED: st.fixed_dictionaries(
+        {"why": st.just("late"), "mode": st.sampled_from(["now", "save"])},
+        optional={"verdict": st.just({"class": "DEADLINE", "cause": "late"})},
+    ),
     Kind.PLACED: st.fixed_dictionaries({"slots": st.lists(st.integers(0, 7), max_size=4)}),
     Kind.RELEASED: st.fixed_dictionaries({"why": st.just("x"), "lost": st.booleans()}),
     Kind.STOP_WANTED: st.fixed_dictionaries({"mode": st.sampled_from(["now", "save"])}),

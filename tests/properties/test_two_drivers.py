@@ -195,9 +195,8 @@ class TwoDrivers(RuleBasedStateMachine):
 
     @rule(mode=st.sampled_from(["now", "save"]), late=st.booleans())
     def stop(self, mode: str, late: bool) -> None:
-        placement = self.state().placement - 1 if late else None
-        if placement is None or placement > 0:
-            wishes.stop(self.deps["b"], JOB, mode=mode, by="test", placement=placement)
+        clears = self.state().clears - 1 if late else None
+        wishes.stop(self.deps["b"], JOB, mode=mode, by="test", clears=clears)
 
     @rule(mode=st.sampled_from(["resume", "fresh"]), again=st.booleans())
     def clear(self, mode: str, again: bool) -> None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ffdl_airflow.core.errors import InfrastructureError, NotFoundError
+from ffdl_airflow.core.errors import InfrastructureError, NotFoundError, UserError
 from ffdl_airflow.core.events import Event, Kind
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.lifecycle import Phase
-from ffdl_airflow.engines.base import EndRequest
 from ffdl_airflow.ledger.base import Batch, Conflict
 from ffdl_airflow.stages import wishes
 from ffdl_airflow.stages.advance import Done, Driver, Ended, Waits
 from ffdl_airflow.stages.deps import Wait
 from ffdl_airflow.stages.drive import drive, wait
-from ffdl_airflow.stages.reap import reap
 from ffdl_airflow.testing.builders import job
-from ffdl_airflow.testing.fake_engine import FakeEngine
 from ffdl_airflow.testing.instant import InstantGenerations
 from ffdl_airflow.testing.memory_ledger import MemoryLedger
 from tests.stages.conftest import JOB, KILLED, World
@@ -62,12 +59,38 @@ def test_a_wish_to_stop_ends_all(world: World, mode: str) -> None:
 
 
 def test_a_late_wish_does_not_stop_the_next_gang(world: World) -> None:
+    """A kill that comes after the clear that it belongs to; one that knows of it counts."""
     world.run_to(Goal.LAUNCH)
-    world.engine.lose(world.gang.placement_id)
-    world.advance()
-    wishes.stop(world.deps, JOB, mode="now", by="on_kill", placement=1)
-    assert isinstance(world.advance(), Waits)
+    wishes.clear(world.deps, JOB, task="train", number=2, mode="resume")
+    wishes.stop(world.deps, JOB, mode="now", by="on_kill", clears=0)
+    world.settle(Goal.LAUNCH)
     assert world.state.phase is Phase.RUNNING
+    assert world.state.placement == 2
+    wishes.stop(world.deps, JOB, mode="now", by="on_kill", clears=1)
+    assert isinstance(world.settle(Goal.LAUNCH), Ended)
+    assert world.state.phase is Phase.STOPPED
+
+
+def test_a_driver_of_another_engine_touches_nothing(world: World) -> None:
+    """It does not see the gang, and would take it for gone."""
+    world.run_to(Goal.LAUNCH)
+    seq = len(world.events())
+    other = replace(world.deps, engine_name="elsewhere")
+    with pytest.raises(UserError, match=r"elsewhere.*fake"):
+        Driver(other, JOB).advance(Goal.LAUNCH)
+    assert len(world.events()) == seq
+
+
+def test_a_driver_on_another_host_touches_nothing_of_a_one_host_engine(world: World) -> None:
+    world.use(source={"host": "lab-1"})
+    world.run_to(Goal.LAUNCH)
+    seq = len(world.events())
+    other = replace(world.deps, one_host=True, source={"host": "lab-2"})
+    with pytest.raises(UserError, match=r"lab-2.*lab-1"):
+        Driver(other, JOB).advance(Goal.LAUNCH)
+    assert len(world.events()) == seq
+    here = replace(world.deps, one_host=True)
+    assert isinstance(Driver(here, JOB).advance(Goal.LAUNCH), Waits)
 
 
 def test_release_ends_what_holds(world: World) -> None:
@@ -184,79 +207,6 @@ def test_the_number_of_appends_is_as_said(tmp_path: Path) -> None:
     world = World(tmp_path, Failing(at=0, written=False))
     life(world)
     assert -world.ledger.left == LIFE_APPENDS  # type: ignore[attr-defined]
-
-
-class Listing(FakeEngine):
-    """An engine that can list what exists."""
-
-    def placements(self) -> list[str]:
-        return [gang.placement_id for gang in self.gangs.values() if gang.alive]
-
-
-def test_an_engine_that_lists_nothing_has_nothing_to_reap(world: World) -> None:
-    world.run_to(Goal.RESERVE)
-    assert reap(world.deps) == []
-
-
-def test_what_is_needed_stays(tmp_path: Path) -> None:
-    world = World(tmp_path, engine=Listing(slots=4))
-    world.run_to(Goal.LAUNCH)
-    assert reap(world.deps) == []
-    assert world.gang.alive
-
-
-def orphan(world: World, make: Any) -> str:
-    world.run_to(Goal.LAUNCH)
-    make(world)
-    (found,) = reap(world.deps)
-    assert reap(world.deps) == []
-    assert world.engine.capacity().free == 4
-    return found.why
-
-
-def test_a_gang_of_a_job_that_nobody_knows_is_ended(tmp_path: Path) -> None:
-    world = World(tmp_path, engine=Listing(slots=4))
-    other = World(tmp_path / "other", engine=world.engine)
-    other.run_to(Goal.RESERVE)
-    (found,) = reap(world.deps)
-    assert (found.placement_id, found.why) == (f"{JOB}/1", "the ledger does not know its job")
-    assert world.engine.capacity().free == 4
-
-
-def stopped_behind(world: World) -> None:
-    """The job has ended, and its driver was killed before it ended the placement."""
-    body = {"reason": "stopped by ada"}
-    event = world.events()[-1]
-    new = type(event)(**{**vars(event), "kind": Kind.STOPPED, "body": body, "dedupe": None,
-                         "source": {}})  # fmt: skip
-    world.ledger.append(Batch(stream=JOB, expected_seq=None, events=[new]))  # type: ignore[list-item]
-
-
-def released_behind(world: World) -> None:
-    event = world.events()[-1]
-    new = type(event)(**{**vars(event), "kind": Kind.RELEASED, "body": {"placement": 1},
-                         "dedupe": None, "source": {}})  # fmt: skip
-    world.ledger.append(Batch(stream=JOB, expected_seq=None, events=[new]))  # type: ignore[list-item]
-
-
-def replaced_behind(world: World) -> None:
-    """An older gang that comes back, as a sleeping driver could have made it."""
-    world.engine.end(f"{JOB}/1", EndRequest(why="test"))
-    while world.state.placement == 1:
-        world.advance()
-    gang = world.engine.gangs[f"{JOB}/1"]
-    gang.state = "holding"
-    world.engine.end(f"{JOB}/2", EndRequest(why="test"))
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [(stopped_behind, "its job has ended (Stopped)"), (released_behind, "its job has released it"),
-     (replaced_behind, "its job has a newer placement")],
-)  # fmt: skip
-def test_what_nobody_comes_back_for_is_ended(tmp_path: Path, make: Any, why: str) -> None:
-    world = World(tmp_path, engine=Listing(slots=4))
-    assert orphan(world, make).startswith(why)
 
 
 def test_a_clear_is_seen_in_lists_at_once(world: World) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ffdl_airflow.agent import protocol
-from ffdl_airflow.core.events import Kind
+from ffdl_airflow.core.events import Kind, parse_iso
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.lifecycle import Phase
-from ffdl_airflow.engines.base import AgentRefused
+from ffdl_airflow.engines.base import AgentRefused, Evidence, ProcessLog
 from ffdl_airflow.stages import wishes
 from ffdl_airflow.stages.advance import Done, Ended, Restarting, Waits
 from ffdl_airflow.stages.deps import Job
 from ffdl_airflow.stages.reserve import plan_for
-from ffdl_airflow.testing.builders import job
+from ffdl_airflow.testing.builders import T0, job
 from ffdl_airflow.testing.fake_engine import FakeClient, FakeEngine
 from tests.stages.conftest import EXIT_1, JOB, KILLED, World
 
@@ -290,6 +291,38 @@ def test_a_hold_that_runs_out_reserves_again(world: World) -> None:
     assert world.state.early_losses == 0
 
 
+class EndedAs(FakeEngine):
+    """Its gangs are gone as ``evidence`` says."""
+
+    evidence = Evidence()
+
+    def end(self, placement_id: str, request: Any) -> Any:
+        super().end(placement_id, request)
+        return self.evidence
+
+
+@pytest.mark.parametrize(
+    ("evidence", "by_its_word"),
+    [(Evidence(), True), (Evidence(killed=1), False),
+     (Evidence(abandoned={"worker-1": "gpu-1"}), False)],
+)  # fmt: skip
+def test_a_place_was_held_until_the_gang_had_left(
+    tmp_path: Path, evidence: Evidence, by_its_word: bool
+) -> None:
+    """By its own word, and longer where something of it was still there."""
+    world = World(tmp_path, engine=EndedAs(slots=4))
+    world.engine.evidence = evidence
+    world.run_to(Goal.RESERVE)
+    gang = world.gang
+    world.engine.expire(gang.placement_id)
+    world.clock.advance(3600)
+    world.advance(Goal.LAUNCH)
+    (released,) = world.events(Kind.RELEASED)
+    left_at = parse_iso(gang.journal[-1]["at"])
+    assert released.at == (left_at if by_its_word else world.clock())
+    assert left_at < world.clock()
+
+
 class Dying(FakeEngine):
     """Its gangs die before they have joined."""
 
@@ -302,7 +335,9 @@ class Dying(FakeEngine):
 
 def test_a_gang_that_is_lost_before_it_starts_is_bounded(tmp_path: Path) -> None:
     world = World(tmp_path, engine=Dying(slots=4))
-    world.run_to(Goal.LAUNCH)
+    world.submit()
+    world.settle(Goal.LAUNCH)
+    assert world.clock() - T0 > timedelta(minutes=30), "not as fast as it can"
     assert (world.state.phase, world.state.placement) == (Phase.FAILED, 20)
     assert "lost 20 times" in world.state.reason
 
@@ -314,13 +349,16 @@ class Logging(FakeEngine):
         super().__init__(slots=4)
         self.folder = folder
 
-    def log_paths(self, job_id: str) -> dict[tuple[int, int, int], str]:
-        found = {}
+    def logs(self, job_id: str) -> list[ProcessLog]:
+        found = []
         for attempt, rank, text in ((1, 0, "x" * 9000 + "\nKeyError: 'a'\n"), (1, 1, "short\n"),
-                                    (2, 0, "later\n")):  # fmt: skip
+                                    (1, None, "served\n"), (2, 0, "later\n")):  # fmt: skip
             path = self.folder / f"{attempt}-{rank}.log"
             path.write_text(text)
-            found[(1, attempt, rank)] = str(path)
+            replica = "ps-0" if rank is None else f"worker-{rank}"
+            label = replica if rank is None else str(rank)
+            found.append(ProcessLog(placement=1, attempt=attempt, replica=replica, rank=rank,
+                                    label=label, path=str(path)))  # fmt: skip
         return found
 
 
@@ -332,7 +370,9 @@ def test_the_evidence_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "state" / "jobs" / JOB / "attempts" / "1" / "evidence"
     verdict = json.loads((folder / "verdict.json").read_text())
     assert (verdict["v"], verdict["class"], verdict["cause"]) == (1, "USER_ERROR", "KeyError: 'a'")
-    assert sorted(path.name for path in (folder / "ranks").iterdir()) == ["0.tail", "1.tail"]
+    assert sorted(path.name for path in (folder / "ranks").iterdir()) == [
+        "0.tail", "1.tail", "ps-0.tail",
+    ]  # fmt: skip
     tail = (folder / "ranks" / "0.tail").read_bytes()
     assert (len(tail), tail[-14:]) == (protocol.TAIL_BYTES, b"\nKeyError: 'a'\n"[-14:])
     assert (folder / "ranks" / "1.tail").read_text() == "short\n"

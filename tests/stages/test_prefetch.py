@@ -101,11 +101,15 @@ def test_movers_are_waited_for(world: World, data: Path) -> None:
     assert world.engine.gangs == {}
 
 
-def test_a_listing_that_is_not_complete_has_no_total(world: World, data: Path) -> None:
-    start(world, Movers(corpus=[MoveState(state="running", facts={})], code=[ready("code")]), data)
+@pytest.mark.parametrize("phase", ["starting", "waiting: no node has room"])
+def test_before_anything_is_counted_it_is_told_what_a_mover_does(
+    world: World, data: Path, phase: str
+) -> None:
+    state = MoveState(state="running", facts={}, progress=MoveProgress(phase=phase))
+    start(world, Movers(corpus=[state], code=[ready("code")]), data)
     outcome = world.advance(Goal.PREFETCH)
     assert isinstance(outcome, Waits)
-    assert outcome.wait.what == "fetching corpus 0/?"
+    assert outcome.wait.what == f"fetching corpus ({phase})"
 
 
 def test_a_moving_source_is_read_again_after_a_while(world: World, data: Path) -> None:

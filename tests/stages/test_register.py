@@ -67,7 +67,7 @@ def test_a_model_has_its_lineage(world: World) -> None:
     assert isinstance(world.advance(), Done)
     (event,) = world.events(Kind.MODEL_REGISTERED)
     assert (event.body["version"], event.body["metrics"]) == (1, request.metrics)
-    assert event.dedupe == "model:bert-base:1"
+    assert event.dedupe == "model:0:bert-base:1"
 
 
 def test_no_metrics_are_no_metrics(world: World) -> None:
@@ -78,7 +78,7 @@ def test_a_publisher_is_waited_for(world: World) -> None:
     trained(world)
     first = PublishState(state="running", bytes_done=3)
     world.use(publishing=Slow(first, replace(first, bytes_total=9)))
-    for text in ("3/? bytes", "3/9 bytes"):
+    for text in ("(starting)", "(3/9 bytes)"):
         outcome = world.advance()
         assert isinstance(outcome, Waits)
         assert text in outcome.wait.what

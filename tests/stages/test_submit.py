@@ -21,7 +21,7 @@ from ffdl_airflow.core.job import TrainingJob
 from ffdl_airflow.core.lifecycle import Phase
 from ffdl_airflow.core.observation import Inventory
 from ffdl_airflow.ledger.base import Batch
-from ffdl_airflow.stages.submit import check, require_ledger, submit, user_name
+from ffdl_airflow.stages.submit import check, require_ledger, submit, user_name, warnings
 from ffdl_airflow.testing.builders import job
 from ffdl_airflow.testing.fake_engine import FakeEngine
 from ffdl_airflow.testing.memory_ledger import MemoryLedger
@@ -218,11 +218,20 @@ def test_a_checkpoint_directory_that_cannot_be_made_after_all(
     assert world.state.phase is Phase.FAILED
 
 
-def test_frameworks_that_are_still_to_come(world: World) -> None:
-    training = {"framework": "tensorflow", "command": ["t"]}
-    ((path, found, allowed),) = problems_of(world, job(training=training))
-    assert (path, found) == ("spec.training.framework", "'tensorflow'")
-    assert allowed.startswith("pytorch, jax")
+def test_what_the_launcher_sets_is_not_the_users_to_set(world: World) -> None:
+    training = {"framework": "jax", "command": ["t"], "env": {"WORLD_SIZE": "4", "SEED": "1"}}
+    roles = [{"name": "worker", "env": {"JAX_PROCESS_ID": "0", "TF_CONFIG": "{}"}}]
+    found = problems_of(world, job(training=training, replicas=None, roles=roles))
+    assert [path for path, _, _ in found] == [
+        "spec.training.env.WORLD_SIZE", "spec.roles[0].env.JAX_PROCESS_ID",
+    ]  # fmt: skip
+
+
+def test_gpus_that_nobody_will_use_are_told_of(world: World) -> None:
+    training = {"framework": "pytorch", "command": ["python", "ddp.py"]}
+    told = warnings(world.deps, job(training=training, resources={"gpu": 2}))
+    assert len(told) == 2
+    assert "2 of 4 GPUs will be unused" in told[1]
 
 
 def test_a_checkpoint_directory_has_one_owner(world: World, tmp_path: Path) -> None:
@@ -246,9 +255,10 @@ def test_the_same_job_of_another_ledger_is_another_owner(world: World, tmp_path:
 
 
 def test_all_problems_are_told_at_once(world: World) -> None:
-    broken = job(training={**TRAINING, "framework": "mpi"}, replicas=9, dataStores=[{"name": "a"}])
+    training = {**TRAINING, "env": {"RANK": "0"}}
+    broken = job(training=training, replicas=9, dataStores=[{"name": "a"}])
     assert [problem[0] for problem in problems_of(world, broken)] == [
-        "spec.training.framework", "spec.training.code", "spec.dataStores[0].path", "spec.replicas",
+        "spec.training.env.RANK", "spec.training.code", "spec.dataStores[0].path", "spec.replicas",
     ]  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -110,3 +112,65 @@ def test_two_workers_do_not_share_a_folder(work):
         other = detached.Worker(work.directory)
         with pytest.raises(detached.AlreadyRunning):
             other.__enter__()
+
+
+class Elsewhere:
+    """A runner whose processes are seen by nobody: a test says when they live."""
+
+    def __init__(self):
+        self.lives, self.why, self.calls = False, "", []
+
+    def take(self, work):
+        return None if self.lives else self
+
+    def start(self, module):
+        self.calls.append(module)
+        self.lives = True
+
+    def close(self):
+        self.calls.append("closed")
+
+    def said(self, work):
+        return self.why
+
+    def abandon(self, work):
+        self.calls.append("abandoned")
+
+
+def test_a_runner_starts_the_process_elsewhere(tmp_path):
+    runner = Elsewhere()
+    work = detached.Work(str(tmp_path / "work"), runner)
+    assert work.ask("a", "some.module", {"v": 1}) == (detached.RUNNING, {})
+    assert runner.calls == ["some.module", "closed"]
+    assert work.is_running()
+    runner.why = "waiting: no node has room"
+    assert work.ask("b", "some.module", {}) == (detached.RUNNING, {"phase": runner.why})
+    runner.why = ""
+    work.drop("a")
+    work.put_answer("b", {"v": 1, "state": "ready"})
+    work.drop("b")
+    assert "abandoned" not in runner.calls, "it is done"
+    work.ask("c", "some.module", {})
+    work.drop("c")
+    assert runner.calls[-1] == "abandoned"
+
+
+def test_what_ended_elsewhere_tells_why_when_it_is_given_up(tmp_path):
+    runner = Elsewhere()
+    work = detached.Work(str(tmp_path / "work"), runner)
+    for _ in range(detached.MAX_FRUITLESS_STARTS):
+        assert work.ask("a", "some.module", {})[0] == detached.RUNNING
+        runner.lives = False
+    runner.why = "the pod was killed"
+    kind, document = work.ask("a", "some.module", {})
+    assert (kind, document["tail"].strip()) == (detached.DIED, "the pod was killed")
+
+
+def test_the_process_of_a_runner_writes_its_log_and_takes_the_lock(tmp_path):
+    work = detached.Work(str(tmp_path / "work"), Elsewhere())
+    work.ask("a", "this", {"v": 1})
+    words = [sys.executable, "-m", "ffdl_airflow.agent.detached", "this", work.path("request.json")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout == ""
+    assert work.path("log") in done.stderr
+    assert "Zen" in work.log_tail()

@@ -13,8 +13,10 @@ its log has one line a step. Not for: showing how to write a trainer (example_da
     --bytes 64           size of the weights file
     --fail-at STEP:CODE  exit with CODE once STEP is done; a code below 0 is a signal to itself
     --sleep-at STEP      never finish STEP
+    --memory-at STEP:MIB take so much memory once STEP is done
     --ignore-sigterm     go on when asked to end
     --spawn-children N   leave N children in sessions of their own that ignore SIGTERM
+    --beats FOLDER       touch FOLDER/<attempt>-<rank>-<pid> ten times a second while this lives
     --only-rank R        misbehave on this rank only
     --only-attempt A     misbehave in this attempt only
 
@@ -37,6 +39,8 @@ DEFAULTS = {
     "fail-at": "",
     "sleep-at": "",
     "spawn-children": "0",
+    "beats": "",
+    "memory-at": "",
     "only-rank": "",
     "only-attempt": "",
 }
@@ -66,6 +70,8 @@ def main():
 
     options = parse(sys.argv[1:])
     rank, attempt = os.environ.get("RANK", "0"), os.environ.get("FFDL_ATTEMPT", "0")
+    if options["beats"]:
+        beat(os.path.join(options["beats"], f"{attempt}-{rank}-{os.getpid()}"))
     bad = options["only-rank"] in ("", rank) and options["only-attempt"] in ("", attempt)
     if bad:
         misbehave_from_the_start(options)
@@ -87,9 +93,31 @@ def main():
         if rank == "0" and (step % every == 0 or step == steps or ffdl.should_save()):
             with ffdl.checkpoint(step) as folder:
                 write_weights(folder, weights, int(options["bytes"]))
+        if bad and options["memory-at"].startswith(f"{step}:"):
+            taken = bytearray(b"x") * (int(options["memory-at"].partition(":")[2]) << 20)
+            say(f"has {len(taken)} bytes")
         if bad and options["fail-at"].startswith(f"{step}:"):
             end_with(int(options["fail-at"].partition(":")[2]))
     finish(rank, weights)
+
+
+def beat(path):
+    """Say from when to when this process was there: the file's content, and its modification time.
+
+    A thread, so that it goes on during a long step; SIGSTOP and SIGKILL end it.
+    """
+    import threading
+
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write(str(time.time()))
+
+    def forever():
+        while True:
+            os.utime(path)
+            time.sleep(0.1)
+
+    threading.Thread(target=forever, daemon=True).start()
 
 
 def parse(words):

@@ -45,6 +45,7 @@ class FailureClass(TextEnum):
     CKPT_CORRUPT = "CKPT_CORRUPT"
     HANG = "HANG"
     DEADLINE = "DEADLINE"
+    IDLE = "IDLE"
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
 
@@ -97,9 +98,10 @@ POLICIES: Mapping[FailureClass, Policy] = {
     F.CKPT_CORRUPT: Policy(False, "always", "nothing to do: an older checkpoint is used"),
     F.HANG: Policy(True, "always", "look where the ranks stood; often one waits for a collective"),
     F.DEADLINE: Policy(False, "never", "raise spec.resources.gpuTimeLimit and continue the job"),
+    F.IDLE: Policy(False, "never", "look what the ranks waited for, then continue the job"),
     F.CANCELLED: Policy(False, "never", "continue the job, or clear the task"),
     F.UNKNOWN: Policy(True, "always", "read the tail of the first failing rank"),
 }
 
 UNKNOWN_RESTARTS = 2
-"""UNKNOWN restarts at most twice (CONTRACT 7)."""
+"""UNKNOWN restarts at most twice. Chosen."""

@@ -69,7 +69,7 @@ CAUSES: tuple[LogRule, ...] = (
     _row(F.GPU_OOM, r"CUDA out of memory\. Tried to allocate", certain=True),
     _row(F.HOST_OOM, r"DataLoader worker \(pid.*killed by signal: Killed", r"\[Errno 12\]",
          r"[Cc]an(?:not|'t) allocate memory", r"std::bad_alloc", r"exitcode\s*:\s*-9\b",
-         r"exited on signal 9\b", r"[Oo]ut of memory: Killed process",
+         r"(?:exited on|^)\s*signal 9\b", r"[Oo]ut of memory: Killed process",
          r"^(?:\w+\.)*\w*MemoryError\b"),
     _row(F.COMM_MISUSE, r"Duplicate GPU detected", r"ncclInvalid(?:Usage|Argument)", certain=True),
     _row(F.USER_ERROR, r"device-side assert triggered", _ASSERTION, certain=True, shows=_ASSERTION),
@@ -167,7 +167,8 @@ def last_line(tail: str) -> str | None:
     chains = log_lines.deaths(lines)
     if chains:
         return chains[0][-1][:LINE_LENGTH]
-    return lines[-1].text[:LINE_LENGTH] if lines else None
+    telling = [line.text for line in lines if any(map(str.isalnum, line.text))]  # no bare dashes
+    return telling[-1][:LINE_LENGTH] if telling else None
 
 
 def _died_of(chains: list[list[str]], texts: list[str]) -> Found | None:

@@ -1,17 +1,20 @@
 """From the evidence of a failed attempt to a verdict.
 
-Order: what the agent itself saw (stop, limit, hang, a lost replica), then the log of the first
-failing rank (``log_rules.py``), then signal and exit code. Not for: what follows; that is
-``classes.py`` and ``retry.py``.
+Order: what the control plane says of lost replicas (``control_plane.py``), what the agent itself
+saw (stop, limit, hang, a lost replica), then the log of the first failing rank (``log_rules.py``),
+then signal and exit code. Not for: what follows; that is ``classes.py`` and ``retry.py``.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ffdl_airflow.agent import protocol
-from ffdl_airflow.core.failures import log_rules
-from ffdl_airflow.core.failures.classes import POLICIES, FailureClass
+from ffdl_airflow.core.failures import control_plane, log_rules
+from ffdl_airflow.core.failures.classes import FailureClass
+from ffdl_airflow.core.failures.verdict import Verdict
+
+__all__ = ["Verdict", "judge", "of_ending"]
 
 F = FailureClass
 # Exit codes of shells and of the C library: bash(1), "EXIT STATUS".
@@ -24,25 +27,12 @@ _KILLS = (2, 9, 15)
 _DOWNLOADS = (".cache/", "huggingface.co")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What was decided from an attempt's evidence. ``certain``: one look is enough."""
-
-    failure: FailureClass
-    cause: str
-    certain: bool
-    replica: str | None = None
-    rank: int | None = None
-    ran: bool = True
-
-    def document(self) -> dict[str, Any]:
-        """Plain data, as it is stored in the Verdict event."""
-        policy = POLICIES[self.failure]
-        return {
-            "class": self.failure.value, "cause": self.cause, "certain": self.certain,
-            "costs": policy.costs, "replica": self.replica, "rank": self.rank, "ran": self.ran,
-            "next_step": policy.next_step,
-        }  # fmt: skip
+def of_ending(ending: Mapping[str, Any]) -> Verdict:
+    """The verdict for which a driver ends a job by itself: a deadline, idle resources."""
+    return Verdict(
+        failure=FailureClass(ending["class"]), cause=str(ending["cause"]), certain=True,
+        advice=ending.get("next_step"),
+    )  # fmt: skip
 
 
 def judge(result: Mapping[str, Any], *, resumed: bool = True) -> Verdict:
@@ -50,7 +40,10 @@ def judge(result: Mapping[str, Any], *, resumed: bool = True) -> Verdict:
 
     ``resumed``: it had a checkpoint to read. Without one a damaged file is the program's own.
     """
-    cause = result.get("cause") or {}
+    from_outside = control_plane.verdict(result)
+    if from_outside is not None:
+        return from_outside
+    cause = result.get("cause") or control_plane.cause_of_exit(result)
     by_agent = _BY_CAUSE.get(str(cause.get("kind")))
     if by_agent is not None:
         return by_agent(cause, result)
@@ -79,11 +72,23 @@ def _preflight(cause: Mapping[str, Any], result: Mapping[str, Any]) -> Verdict:
     return _verdict(failure, text, cause, certain=failure is F.USER_ERROR, ran=False)
 
 
+def _agent_lost(cause: Mapping[str, Any], result: Mapping[str, Any]) -> Verdict:
+    """With what the control plane says of the container in which the agent was."""
+    entry = control_plane.exit_of(result, cause.get("replica"))
+    text = str(cause.get("text"))
+    if entry is not None:
+        text = f"{control_plane.place_of(entry)}: {entry.get('message')}"
+        cause = {**cause, "replica": entry.get("replica")}
+    return _verdict(F.KILLED_OUTSIDE, text, cause)
+
+
 _BY_CAUSE: Mapping[str, _Judge] = {
     protocol.CAUSE_STOP: _seen(F.CANCELLED, certain=True),
     protocol.CAUSE_DEADLINE: _seen(F.DEADLINE, certain=True),
     protocol.CAUSE_HANG: _seen(F.HANG),
-    protocol.CAUSE_AGENT_LOST: _seen(F.KILLED_OUTSIDE),
+    protocol.CAUSE_AGENT_LOST: _agent_lost,
+    protocol.CAUSE_TERMINATED: _seen(F.KILLED_OUTSIDE),
+    protocol.CAUSE_OOM: _seen(F.HOST_OOM),
     protocol.CAUSE_START: _seen(F.USER_ERROR, certain=True, ran=False),
     protocol.CAUSE_PLACEMENT_TIMEOUT: _seen(F.RENDEZVOUS, ran=False),
     protocol.CAUSE_PREFLIGHT: _preflight,
@@ -95,6 +100,8 @@ _BY_CHECK = {
     "required-path": F.DATA_MISSING,
     "checkpoint": F.CKPT_CORRUPT,
     "disk": F.DISK_FULL,
+    "port": F.START_ORDER,
+    "interface": F.CONFIG,
 }
 
 
@@ -126,7 +133,7 @@ def _process_text(cause: Mapping[str, Any], tail: str) -> str:
     how = (
         f"was killed by signal {signal}" if signal else f"ended with exit code {cause.get('exit')}"
     )
-    text = f"rank {cause.get('rank')} ({cause.get('replica')}) {how}"
+    text = f"{protocol.who(cause.get('replica'), cause.get('rank'))} {how}"
     last = None if signal else log_rules.last_line(tail)
     return f"{text}; its last line: {last}" if last else text
 

@@ -13,8 +13,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ffdl_airflow.core.errors import FieldProblem, SpecError
-from ffdl_airflow.core.job import WRONG_FIELD, TrainingJob, looks_secret
+from ffdl_airflow.core.job import WRONG_FIELD, TrainingJob
 from ffdl_airflow.core.manifests.yaml_text import as_mapping, read_yaml, shortened
+from ffdl_airflow.core.secret_text import looks_secret, secret_option
 
 __all__ = ["read_job", "read_yaml"]
 
@@ -75,9 +76,13 @@ def _problem(item: Any) -> FieldProblem:
     if item["type"] == "extra_forbidden":
         return _unknown(location, path)
     found = "nothing" if item["type"] == "missing" else shortened(item["input"])
-    if location and looks_secret(str(location[-1])):
+    if (location and looks_secret(str(location[-1]))) or _gives_secret(item["input"]):
         found = "a value that is not shown"
     return FieldProblem(path, found, _allowed(item))
+
+
+def _gives_secret(value: object) -> bool:
+    return isinstance(value, str) and secret_option([value]) is not None
 
 
 def _is_tag(part: object) -> bool:

@@ -4,10 +4,8 @@ The directory is the fence: made once, and closed for good by the file ``ENDED``
 late finds it closed. A driver may die at any line here: the next call goes on from what it finds.
 """
 
-import fcntl
 import hashlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +19,14 @@ import psutil
 from ffdl_airflow.agent import protocol
 from ffdl_airflow.agent.bundle import ensure_zipapp
 from ffdl_airflow.core.errors import InfrastructureError
-from ffdl_airflow.core.observation import Inventory, Observation, Presence, facts_from
+from ffdl_airflow.core.observation import (
+    Inventory,
+    Observation,
+    Presence,
+    with_journal,
+)
 from ffdl_airflow.core.plan import GangPlan, ReplicaPlan, slots_of
+from ffdl_airflow.engines import agents, processes
 from ffdl_airflow.engines.base import (
     AgentAway,
     AgentRefused,
@@ -31,22 +35,19 @@ from ffdl_airflow.engines.base import (
     Evidence,
     Granted,
     Over,
+    ProcessLog,
     Waiting,
 )  # fmt: skip
 from ffdl_airflow.engines.client import HttpAgentClient
-from ffdl_airflow.engines.local import processes, sockets, workdir
+from ffdl_airflow.engines.local import sockets
 from ffdl_airflow.engines.local.pool import Request, SlotPool
-from ffdl_airflow.engines.local.transport import UnixTransport
+from ffdl_airflow.engines.logs import process_logs
+from ffdl_airflow.engines.plan_document import agent_command, gang_document, replica_document
+from ffdl_airflow.engines.unix_transport import UnixTransport
 
-_AGENT_FILE = "agent.json"
-"""In a replica's folder: which process its newest agent is."""
 _PATIENCE_S = 8.0
 """After this long (plus the grace of a save) what was told to leave is killed. Chosen: the agent's
 own SIGTERM → SIGKILL takes 5 s."""
-_PARENT_ENV = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
-               "VIRTUAL_ENV", "SSL_CERT_FILE")  # fmt: skip
-"""What agents get of the driver's environment. Airflow's settings are not among it: they hold the
-database's address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +77,10 @@ class LocalEngine:
         self._pool = SlotPool(settings.state_dir / "slots", settings.slots, self._reclaim)
 
     def capacity(self) -> Inventory:
-        """All slots of this host, its cores and its memory."""
+        """All slots of this host, its cores and its memory; a gang that has left holds none."""
+        found = self._pool.inventory(self._has_left)
         return replace(
-            self._pool.inventory(), gpus=self.settings.slots if self.settings.gpus else 0,
+            found, gpus=self.settings.slots if self.settings.gpus else 0,
             cpu=len(os.sched_getaffinity(0)), memory_bytes=psutil.virtual_memory().total,
         )  # fmt: skip
 
@@ -129,12 +131,11 @@ class LocalEngine:
         if plan is None:
             over = self._ended(folder)
             return Observation(presence=Presence.GONE if over else Presence.ABSENT)
-        alive = self._alive(plan)
+        alive = agents.lives(Path(plan["replicas"][0]["dir"]))  # the coordinator's
         status = self._status(placement_id) if alive else None
         entries = protocol.read_journal(plan["journal"], after)
-        facts = facts_from(entries, slots=tuple(plan["slots"]))
-        presence = Presence.ALIVE if alive else Presence.GONE
-        return Observation(presence=presence, status=status, facts=tuple(facts))
+        seen = Observation(presence=Presence.ALIVE if alive else Presence.GONE, status=status)
+        return with_journal(seen, entries, placed={"slots": list(plan["slots"])})
 
     def end(self, placement_id: str, request: EndRequest) -> Evidence | Ending:
         """Close the fence, tell the gang to leave, and kill what does not."""
@@ -160,7 +161,7 @@ class LocalEngine:
         self._pool.release(placement_id)
         if plan is not None:
             sockets.remove(Path(plan["coordinator"]["unix"]).parent)
-        return Evidence(killed=killed, tails=_tails(folder))
+        return Evidence(killed=killed)
 
     def render(self, plan: GangPlan) -> Sequence[Mapping[str, Any]]:
         """The document that the agents would read."""
@@ -168,22 +169,16 @@ class LocalEngine:
 
     def placements(self) -> Sequence[str]:
         """Placements that hold slots, or of which a process lives."""
-        holders = {use.placement for use in self._pool.inventory().uses if use.placement}
+        holders = self._pool.holders()
         root = str(self.settings.state_dir / "jobs")
         made = {f"{p.parts[-3]}/{p.name}" for p in Path(root).glob("*/placements/*")}
         living = processes.placements()
         return sorted(holders | {name for name in made if self.mark(name) in living})
 
-    def log_paths(self, job_id: str) -> Mapping[tuple[int, int, int], str]:
-        """Logs of all ranks of all attempts that are still on this host."""
-        found = {}
+    def logs(self, job_id: str) -> Sequence[ProcessLog]:
+        """Logs of all processes of all attempts that are still on this host."""
         root = self.settings.state_dir / "jobs" / job_id / "placements"
-        for path in root.glob("*/agents/*/rank-*.attempt-*.log"):
-            rank, attempt = path.name.removesuffix(".log").split(".")
-            placement = int(path.parents[2].name)
-            number, name = int(attempt.split("-")[1]), int(rank.split("-", 1)[1])
-            found[placement, number, name] = str(path)
-        return found
+        return process_logs({int(path.name): path / "agents" for path in root.glob("[0-9]*")})
 
     def _folder(self, placement_id: str) -> Path:
         job_id, number = placement_id.rsplit("/", 1)
@@ -209,7 +204,7 @@ class LocalEngine:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / protocol.FENCE_ENDED
         if not path.exists():
-            mark = {"v": 1, "why": request.why, "at": protocol.now_iso()}
+            mark = {"v": 1, "why": request.why, "at": protocol.now_iso(), "mode": request.mode}
             try:
                 protocol.write_json(str(path), mark)
             except OSError:
@@ -223,8 +218,6 @@ class LocalEngine:
         sockets.make(Path(document["coordinator"]["unix"]).parent)
         for replica in document["replicas"]:
             Path(replica["dir"]).mkdir(parents=True, exist_ok=True)
-            if "code" in replica:
-                workdir.make(Path(replica["code"]), Path(replica["cwd"]))
         Path(document["journal"]).parent.mkdir(parents=True, exist_ok=True)
         Path(document["output_dir"]).mkdir(parents=True, exist_ok=True)
         token = protocol.token_for(self.settings.installation_key, plan.placement_id)
@@ -234,64 +227,51 @@ class LocalEngine:
         protocol.write_json(str(path), dict(document))
 
     def _start_agent(self, folder: Path, mark: str, replica: Mapping[str, Any]) -> None:
-        home = Path(replica["dir"])
-        if self._agent_alive(home):
-            return
-        env = {name: os.environ[name] for name in _PARENT_ENV if name in os.environ}
-        env[protocol.ENV_PLACEMENT] = mark
-        with (home / protocol.AGENT_LOG).open("ab") as log:
-            process = subprocess.Popen(
-                [self.settings.python, "-E", "-S", self._zipapp(), str(folder), replica["name"]],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd="/",
-                start_new_session=True, close_fds=True,
-            )  # fmt: skip
-        _CHILDREN.append(process)
-        started = psutil.Process(process.pid).create_time()
-        document = {"v": 1, "pid": process.pid, "started": started, "boot": psutil.boot_time()}
-        protocol.write_json(str(home / _AGENT_FILE), document)
+        command = agent_command(
+            self.settings.python, agent=self._zipapp(), folder=str(folder), replica=replica["name"]
+        )
+        agents.start(Path(replica["dir"]), command, mark=mark)
 
     def _zipapp(self) -> str:
         target = self.settings.state_dir / "agent"
         target.mkdir(parents=True, exist_ok=True)
         return ensure_zipapp(str(target))
 
-    def _agent_alive(self, home: Path) -> bool:
-        """By its lock, or, in the moment before it has taken it, by its process."""
-        _reap_children()
-        known = protocol.read_json(str(home / _AGENT_FILE))
-        if known is not None and processes.alive(known["pid"], known["started"]):
-            return True
-        return _locked(home / protocol.AGENT_LOCK)
-
     def _alive(self, plan: Mapping[str, Any]) -> bool:
-        return any(self._agent_alive(Path(replica["dir"])) for replica in plan["replicas"])
+        return any(agents.lives(Path(replica["dir"])) for replica in plan["replicas"])
 
     def _coordinator_is_there(self, plan: Mapping[str, Any]) -> bool:
         """Its agent lives and has opened its socket."""
         replica = plan["replicas"][0]
-        return Path(replica["socket"]).exists() and self._agent_alive(Path(replica["dir"]))
+        return Path(replica["socket"]).exists() and agents.lives(Path(replica["dir"]))
 
     def _reclaim(self, placement_id: str, age_s: float) -> bool:
         """Whether the pool may take the placement's slots: no agent of it is left, for good.
 
-        In its first seconds a placement may have no agent yet: its driver is just starting them.
         What cannot be killed keeps its slots.
+        """
+        if not self._has_left(placement_id, age_s):
+            return False
+        self._close(self._folder(placement_id), EndRequest(why="no agent of it is left"))
+        try:
+            processes.kill_all(self.mark(placement_id))
+        except TimeoutError:
+            return False
+        return True
+
+    def _has_left(self, placement_id: str, age_s: float) -> bool:
+        """Whether no agent of it lives or will.
+
+        In its first seconds a placement may have no agent yet: its driver is just starting them.
         """
         folder = self._folder(placement_id)
         plan = protocol.read_json(str(folder / protocol.PLAN_FILE))
         if plan is not None and self._alive(plan):
             return False
         started = plan is not None and all(
-            (Path(replica["dir"]) / _AGENT_FILE).exists() for replica in plan["replicas"]
+            agents.was_started(Path(replica["dir"])) for replica in plan["replicas"]
         )
-        if not (started or self._ended(folder)) and age_s < self.settings.young_s:
-            return False
-        self._close(folder, EndRequest(why="no agent of it is left"))
-        try:
-            processes.kill_all(self.mark(placement_id))
-        except TimeoutError:
-            return False
-        return True
+        return started or self._ended(folder) or age_s >= self.settings.young_s
 
     def _status(self, placement_id: str) -> Mapping[str, Any] | None:
         try:
@@ -310,38 +290,27 @@ class LocalEngine:
 
     def _document(self, plan: GangPlan, slots: tuple[int, ...]) -> dict[str, Any]:
         folder = self._folder(plan.placement_id)
-        timing, common = plan.timing, plan.common
         left = list(slots)
         replicas = []
         for replica in plan.replicas:
             own = [left.pop(0) for _ in range(slots_of(replica.gpu))]
             replicas.append(self._replica(folder, replica, own))
-        journal = f"{common['checkpoint_dir']}/{protocol.JOURNAL_DIR}/{plan.placement}.jsonl"
-        return {
-            "v": 1, "job": plan.job_id, "placement": plan.placement,
-            "placement_id": self.mark(plan.placement_id), "framework": plan.framework,
-            "local": True, "hold_s": timing.hold_s, "placement_s": timing.placement_s,
-            "heartbeat_s": timing.heartbeat_s, "silent_s": timing.silent_s,
-            "grace_s": timing.grace_s, "slots": list(slots), "journal": journal,
-            "coordinator": {"unix": replicas[0]["socket"]}, "replicas": replicas, **common,
-        }  # fmt: skip
+        _lend_devices(replicas)
+        return gang_document(
+            plan, replicas, coordinator={"unix": replicas[0]["socket"]}, local=True,
+            placement_id=self.mark(plan.placement_id), slots=list(slots),
+        )  # fmt: skip
 
     def _replica(self, folder: Path, replica: ReplicaPlan, slots: list[int]) -> dict[str, Any]:
         env = dict(replica.env)
         if self.settings.gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, slots)) if replica.gpu else ""
-        home = folder / "agents" / replica.name
-        work: dict[str, Any] = {"cwd": replica.cwd}
-        if replica.code is not None:
-            work = {"cwd": str(home / "work"), "code": replica.code}
-        return {
-            "name": replica.name, "role": replica.role, "index": replica.index,
-            "dir": str(home), **work,
-            "socket": str(sockets.folder_for(folder) / f"{replica.name}.sock"),
-            "slot_locks": [str(self._pool.lock_path(slot)) for slot in slots],
-            "command": list(replica.command), "env": env,
-            "processes": [dict(process) for process in replica.processes],
-        }  # fmt: skip
+            env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's order, else CUDA's own
+        return replica_document(
+            replica, folder=str(folder / "agents" / replica.name), env=env,
+            socket=str(sockets.folder_for(folder) / f"{replica.name}.sock"),
+            slot_locks=[str(self._pool.lock_path(slot)) for slot in slots],
+        )  # fmt: skip
 
 
 @contextmanager
@@ -356,32 +325,11 @@ def _translated(state_dir: Path) -> Iterator[None]:
         ) from error  # fmt: skip
 
 
-_CHILDREN: list[subprocess.Popen[bytes]] = []
-"""Agents that this very process has started; asked now and then, so that none stays a zombie."""
-
-
-def _reap_children() -> None:
-    _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None]
-
-
-def _locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _tails(folder: Path) -> dict[str, str]:
-    tails = {}
-    for path in sorted(folder.glob("agents/*/rank-*.log")):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - protocol.TAIL_BYTES))
-            tails[f"{path.parent.name}/{path.name}"] = file.read().decode("utf-8", "replace")
-    return tails
+def _lend_devices(replicas: list[dict[str, Any]]) -> None:
+    """The GPUs of replicas that start no process are seen by the one that starts theirs: mpirun."""
+    name = "CUDA_VISIBLE_DEVICES"
+    lent = [one["env"].get(name) for one in replicas if not one["processes"]]
+    for replica in replicas:
+        if any(lent) and replica["processes"]:
+            seen = filter(None, [replica["env"].get(name), *lent])
+            replica["env"][name] = ",".join(seen)

@@ -18,13 +18,12 @@ from typing import Any
 import psutil
 
 from ffdl_airflow.agent import protocol
+from ffdl_airflow.core.job import PRIORITIES
 from ffdl_airflow.core.observation import Inventory, SlotUse
 from ffdl_airflow.engines.base import Granted, Waiting
 
 WAITER_LIFE_S = 60.0
-"""A waiter that was not renewed for this long does not count, but keeps its age (DESIGN 4)."""
-PRIORITIES: Mapping[str, int] = {"online-high": 1_000_000, "offline-batch": 100_000}
-"""Values of SPEC C2. An unknown class counts as ``offline-batch``."""
+"""A waiter that was not renewed for this long does not count, but keeps its age. Chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,24 +83,30 @@ class SlotPool:
                 del document["slots"][str(slot)]
             document["waiters"].pop(placement_id, None)
 
-    def inventory(self) -> Inventory:
-        """All slots as they are now."""
+    def inventory(self, has_left: Callable[[str, float], bool]) -> Inventory:
+        """All slots as they are now; those of a placement that has left are free."""
         slots = self._read()["slots"]
-        uses = tuple(
-            SlotUse(slot=n, placement=slots.get(str(n), {}).get("placement"))
-            for n in range(self._total)
-        )
+        over = self._over(slots, has_left)
+        held = {n: r["placement"] for n, r in slots.items() if r["placement"] not in over}
+        uses = tuple(SlotUse(slot=n, placement=held.get(str(n))) for n in range(self._total))
         return Inventory(total=self._total, free=sum(u.placement is None for u in uses), uses=uses)
 
+    def holders(self) -> set[str]:
+        """Placements that have slots, also those that have left and were not ended."""
+        return {record["placement"] for record in self._read()["slots"].values()}
+
     def _reclaim(self, document: dict[str, Any]) -> list[int]:
-        over: dict[str, bool] = {}
+        over = self._over(document["slots"], self._is_over)
         for slot, record in list(document["slots"].items()):
-            name = record["placement"]
-            if name not in over:
-                over[name] = self._is_over(name, time.time() - record["at"])
-            if over[name]:
+            if record["placement"] in over:
                 del document["slots"][slot]
         return [n for n in range(self._total) if str(n) not in document["slots"]]
+
+    @staticmethod
+    def _over(slots: Mapping[str, Any], is_over: Callable[[str, float], bool]) -> set[str]:
+        """Placements that are over; each is asked for once."""
+        since = {record["placement"]: record["at"] for record in slots.values()}
+        return {name for name, at in since.items() if is_over(name, time.time() - at)}
 
     def _queue(self, document: dict[str, Any], request: Request) -> None:
         known = document["waiters"].get(request.placement_id, {})
@@ -158,6 +163,7 @@ def _owned(document: Mapping[str, Any], placement_id: str) -> tuple[int, ...]:
 
 
 def _rank(name: str, waiter: Mapping[str, Any]) -> tuple[int, float, str]:
+    """An unknown class counts as ``offline-batch``."""
     value = PRIORITIES.get(str(waiter.get("priority")), PRIORITIES["offline-batch"])
     return (-value, float(waiter["since"]), name)
 

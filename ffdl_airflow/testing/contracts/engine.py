@@ -2,14 +2,16 @@
 
 ``engine`` has four free slots (or what its place calls so); ``reopened`` is a second object on the
 same place, as another driver has it. ``plan`` is a :class:`PlanFactory` whose gangs run a program
-that goes on until it is ended. What an engine cannot be asked for, a test has to do to it: ``lose``
-kills all agents of a placement from outside, ``expire`` sees to it that a hold of ``SHORT_S`` is
-over (nothing to do where time passes by itself).
+that goes on until it is ended; ``builders.gang_plan`` makes them for gangs on this host. What an
+engine cannot be asked for, a test has to do to it: ``lose`` kills all agents of a placement from
+outside, ``expire`` sees to it that a hold of ``SHORT_S`` is over (nothing to do where time passes
+by itself). Where a test can have them, ``left`` counts the processes of a placement, and
+``elsewhere`` is an engine of another installation on the same hosts.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import pytest
@@ -27,30 +29,39 @@ from ffdl_airflow.engines.base import (
     Evidence,
     Granted,
     Over,
+    SupportsPlacements,
     Waiting,
 )  # fmt: skip
 
 SLOTS = 4
 SHORT_S = 1.0
 """A hold that a test can wait for, in seconds."""
-LIMIT_S = 30.0
-"""Longest wait for anything here; a local gang needs a tenth of a second."""
+LIMIT_S = 60.0
+"""Longest wait for anything here; a local gang needs a tenth of a second, pods some seconds."""
 
 Spoil = Callable[[str], None]
 """Does something to the placement that is named."""
 
 
+Count = Callable[[str], int]
+"""How many processes there are of the placement that is named, agents and what they have begun."""
+
+
 class PlanFactory(Protocol):
-    """``plan("a", replicas=2)``: a plan of a job of that name; the same for the same arguments."""
+    """``plan("a", replicas=2)``: a plan of a job of that name; the same for the same arguments.
+
+    ``deaf``, only asked for where ``left`` is given: it runs ``builders.DEAF``.
+    """
 
     def __call__(
-        self, name: str, *, replicas: int = 1, placement: int = 1, hold_s: float = 60.0
-    ) -> GangPlan:
+        self, name: str, *, replicas: int = 1, placement: int = 1, hold_s: float = 60.0,
+        deaf: bool = False,
+    ) -> GangPlan:  # fmt: skip
         """See the class."""
         ...
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], what: object) -> Any:
     """What the condition gives as soon as that is true."""
     deadline = time.monotonic() + LIMIT_S
     while not (found := condition()):
@@ -59,10 +70,23 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
+def granted(engine: Engine, plan: GangPlan) -> Granted:
+    """Reserve, asking again until the gang has its resources."""
+    answers: list[object] = []
+
+    def ask() -> bool:
+        answers[:] = [engine.reserve(plan)]
+        return isinstance(answers[0], Granted)
+
+    until(ask, answers)
+    answer = answers[0]
+    assert isinstance(answer, Granted)
+    return answer
+
+
 def held(engine: Engine, plan: GangPlan) -> Observation:
     """Reserve, and wait until the whole gang holds its place."""
-    granted = engine.reserve(plan)
-    assert isinstance(granted, Granted), granted
+    granted(engine, plan)
     return in_state(engine, plan, protocol.HOLDING)
 
 
@@ -74,7 +98,7 @@ def in_state(engine: Engine, plan: GangPlan, state: str) -> Observation:
         seen[:] = [engine.observe(plan.placement_id, 0)]
         return seen[0].gang_state == state
 
-    until(look, f"{plan.placement_id} is {state}: {seen}")
+    until(look, f"{plan.placement_id} is {state}")
     return seen[0]
 
 
@@ -90,11 +114,12 @@ def order(attempt: int) -> dict[str, Any]:
             "env": {}}  # fmt: skip
 
 
-def ended(engine: Engine, plan: GangPlan) -> Evidence:
+def ended(engine: Engine, plan: GangPlan, *, mode: str = protocol.STOP_NOW) -> Evidence:
     """End the placement, asking again until it is gone."""
+    request = EndRequest(why="the test is over", mode=mode, grace_s=1.0)
 
     def ask() -> Evidence | None:
-        answer = engine.end(plan.placement_id, EndRequest(why="the test is over"))
+        answer = engine.end(plan.placement_id, request)
         assert isinstance(answer, (Evidence, Ending))
         return answer if isinstance(answer, Evidence) else None
 
@@ -113,71 +138,18 @@ def gone(engine: Engine, plan: GangPlan) -> Callable[[], bool]:
     return lambda: engine.observe(plan.placement_id, 0).presence is Presence.GONE
 
 
-class EngineContract:
-    """Run on the fake and on every adapter."""
+class EndContract:
+    """Of what is ended nothing is left and nothing is made any more; a part of EngineContract."""
 
-    def test_a_gang_is_placed_whole(self, engine: Engine, plan: PlanFactory) -> None:
-        """Placed names every replica and what it has; before the first reserve there is nothing."""
-        gang = plan("whole", replicas=3)
-        before = engine.observe(gang.placement_id, 0)
-        assert (before.presence, before.status, before.facts) == (Presence.ABSENT, None, ())
-        seen = held(engine, gang)
-        assert seen.presence is Presence.ALIVE
-        assert [fact.kind for fact in seen.facts] == [Kind.PLACED, Kind.RESERVED]
-        assert seen.facts[0].body["joined"] == [replica.name for replica in gang.replicas]
-        assert len(seen.facts[0].body["slots"]) == gang.slots
-        assert seen.facts[0].body["placement"] == gang.placement
-        status = engine.connect(gang.placement_id).status()
-        assert status["state"] == protocol.HOLDING
-        assert not status["attempt"]
+    @pytest.fixture
+    def left(self) -> Count | None:
+        """None: the processes are where no test sees them."""
+        return None
 
-    def test_reserve_may_be_called_again(self, engine: Engine, plan: PlanFactory) -> None:
-        """The same place, not a second one, however often it is asked for."""
-        gang = plan("again", replicas=2)
-        first = engine.reserve(gang)
-        held(engine, gang)
-        assert [engine.reserve(gang) for _ in range(3)] == [first] * 3
-        assert engine.capacity().free == SLOTS - 2
-        assert len(journal(engine, gang, Kind.PLACED)) == 1
-
-    def test_two_drivers_make_one_gang(
-        self, engine: Engine, reopened: Engine, plan: PlanFactory
-    ) -> None:
-        """At the same moment; both get the same slots."""
-        gang = plan("twice", replicas=2)
-        answers: list[Any] = []
-        together = threading.Barrier(2)
-
-        def reserve(mine: Engine) -> None:
-            together.wait()
-            answers.append(mine.reserve(gang))
-
-        threads = [threading.Thread(target=reserve, args=(mine,)) for mine in (engine, reopened)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(answers) == 2
-        assert isinstance(answers[0], Granted)
-        assert answers[0] == answers[1]
-        in_state(reopened, gang, protocol.HOLDING)
-        assert engine.capacity().free == SLOTS - 2
-        assert len(journal(engine, gang, Kind.PLACED)) == 1
-        ended(reopened, gang)
-        assert engine.capacity().free == SLOTS
-
-    def test_what_does_not_fit_waits(self, engine: Engine, plan: PlanFactory) -> None:
-        """With a reason that names the holder; nothing is created, and its turn comes."""
-        first, second = plan("holder", replicas=3), plan("waiter", replicas=2)
-        held(engine, first)
-        answer = engine.reserve(second)
-        assert isinstance(answer, Waiting)
-        assert first.placement_id in answer.reason
-        assert engine.observe(second.placement_id, 0).presence is Presence.ABSENT
-        assert engine.capacity().free == SLOTS - 3
-        ended(engine, first)
-        held(engine, second)
-        assert engine.capacity().free == SLOTS - 2
+    @pytest.fixture
+    def elsewhere(self) -> Engine | None:
+        """None: there is one installation only."""
+        return None
 
     def test_what_was_ended_before_it_was_made_is_never_made(
         self, engine: Engine, reopened: Engine, plan: PlanFactory
@@ -231,6 +203,132 @@ class EngineContract:
         assert fact.body["cause"]["kind"] == protocol.CAUSE_STOP
         assert engine.observe(gang.placement_id, 0).presence is Presence.GONE
         assert engine.capacity().free == SLOTS
+
+    def test_end_after_a_save(self, engine: Engine, plan: PlanFactory) -> None:
+        """What runs is asked to save first, and is not waited for longer than asked."""
+        gang = plan("saved")
+        held(engine, gang)
+        running(engine, gang)
+        ended(engine, gang, mode=protocol.STOP_SAVE)
+        told = journal(engine, gang, Kind.SAVE_REQUESTED, Kind.ATTEMPT_ENDED)
+        assert [fact.kind for fact in told] == [Kind.SAVE_REQUESTED, Kind.ATTEMPT_ENDED]
+        assert engine.capacity().free == SLOTS
+
+    def test_end_leaves_no_process(
+        self, engine: Engine, plan: PlanFactory, left: Count | None
+    ) -> None:
+        """Also none that ignores SIGTERM in a session of its own."""
+        if left is None:
+            pytest.skip("its processes cannot be counted from here")
+        gang = plan("deaf", deaf=True)
+        held(engine, gang)
+        running(engine, gang)
+        until(lambda: left(gang.placement_id) >= 1 + 3, "an agent, its child, and two below")
+        ended(engine, gang)
+        assert left(gang.placement_id) == 0
+
+    def test_end_touches_nothing_else(self, engine: Engine, plan: PlanFactory) -> None:
+        """Not even the next placement of the same job, or the first of one by a longer name."""
+        gang = plan("near")
+        others = [plan("near", placement=2), plan("near-by")]
+        for one in (gang, *others):
+            held(engine, one)
+            running(engine, one)
+        ended(engine, gang)
+        for other in others:
+            assert engine.observe(other.placement_id, 0).gang_state == protocol.RUNNING
+            assert not journal(engine, other, Kind.ATTEMPT_ENDED)
+        assert engine.capacity().free == SLOTS - len(others)
+        if isinstance(engine, SupportsPlacements):
+            names = sorted(other.placement_id for other in others)
+            until(lambda: sorted(engine.placements()) == names, "what is left is listed")
+
+    def test_end_touches_no_other_installation(
+        self, engine: Engine, elsewhere: Engine | None, plan: PlanFactory
+    ) -> None:
+        """The same DAG in both: the same job id, and the same number of placement."""
+        if elsewhere is None:
+            pytest.skip("there is no other installation")
+        gang = plan("same")
+        for one in (engine, elsewhere):
+            held(one, gang)
+        for one in (engine, elsewhere):
+            running(one, gang)
+        ended(engine, gang)
+        assert elsewhere.observe(gang.placement_id, 0).gang_state == protocol.RUNNING
+        assert elsewhere.capacity().free == SLOTS - 1
+        ended(elsewhere, gang)
+
+
+class EngineContract(EndContract):
+    """Run on the fake and on every adapter."""
+
+    def has_its_places(self, placed: Mapping[str, Any], gang: GangPlan) -> None:
+        """Placed says what the gang has. An engine without numbered slots names nodes instead."""
+        assert len(placed["slots"]) == gang.slots
+
+    def test_a_gang_is_placed_whole(self, engine: Engine, plan: PlanFactory) -> None:
+        """Placed names every replica and what it has; before the first reserve there is nothing."""
+        gang = plan("whole", replicas=3)
+        before = engine.observe(gang.placement_id, 0)
+        assert (before.presence, before.status, before.facts) == (Presence.ABSENT, None, ())
+        seen = held(engine, gang)
+        assert seen.presence is Presence.ALIVE
+        assert [fact.kind for fact in seen.facts] == [Kind.PLACED, Kind.RESERVED]
+        assert seen.facts[0].body["joined"] == [replica.name for replica in gang.replicas]
+        self.has_its_places(seen.facts[0].body, gang)
+        assert seen.facts[0].body["placement"] == gang.placement
+        status = engine.connect(gang.placement_id).status()
+        assert status["state"] == protocol.HOLDING
+        assert not status["attempt"]
+
+    def test_reserve_may_be_called_again(self, engine: Engine, plan: PlanFactory) -> None:
+        """The same place, not a second one, however often it is asked for."""
+        gang = plan("again", replicas=2)
+        first = granted(engine, gang)
+        held(engine, gang)
+        assert [engine.reserve(gang) for _ in range(3)] == [first] * 3
+        assert engine.capacity().free == SLOTS - 2
+        assert len(journal(engine, gang, Kind.PLACED)) == 1
+
+    def test_two_drivers_make_one_gang(
+        self, engine: Engine, reopened: Engine, plan: PlanFactory
+    ) -> None:
+        """At the same moment; both get the same slots."""
+        gang = plan("twice", replicas=2)
+        answers: list[Any] = []
+        together = threading.Barrier(2)
+
+        def reserve(mine: Engine) -> None:
+            together.wait()
+            answers.append(granted(mine, gang))
+
+        threads = [threading.Thread(target=reserve, args=(mine,)) for mine in (engine, reopened)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(answers) == 2
+        assert isinstance(answers[0], Granted)
+        assert answers[0] == answers[1]
+        in_state(reopened, gang, protocol.HOLDING)
+        assert engine.capacity().free == SLOTS - 2
+        assert len(journal(engine, gang, Kind.PLACED)) == 1
+        ended(reopened, gang)
+        assert engine.capacity().free == SLOTS
+
+    def test_what_does_not_fit_waits(self, engine: Engine, plan: PlanFactory) -> None:
+        """With a reason that names the holder; nothing is created, and its turn comes."""
+        first, second = plan("holder", replicas=3), plan("waiter", replicas=2)
+        held(engine, first)
+        answer = engine.reserve(second)
+        assert isinstance(answer, Waiting)
+        assert first.placement_id in answer.reason
+        assert engine.observe(second.placement_id, 0).presence is Presence.ABSENT
+        assert engine.capacity().free == SLOTS - 3
+        ended(engine, first)
+        held(engine, second)
+        assert engine.capacity().free == SLOTS - 2
 
     def test_each_fact_comes_once(
         self, engine: Engine, reopened: Engine, plan: PlanFactory
@@ -323,7 +421,10 @@ class EngineContract:
         held(engine, gang)
         expire(gang.placement_id)
         until(gone(engine, gang), "the gang has left")
-        assert len(journal(engine, gang, Kind.HOLD_EXPIRED)) == 1
+        seen = engine.observe(gang.placement_id, 0)
+        assert [fact.kind for fact in seen.facts].count(Kind.HOLD_EXPIRED) == 1
+        assert seen.last_word
+        assert seen.left_at is not None
         other = plan("next", replicas=4)
         until(lambda: isinstance(engine.reserve(other), Granted), "the slots are given on")
         with pytest.raises((AgentAway, AgentRefused)):
@@ -347,6 +448,7 @@ class EngineContract:
         lose(gang.placement_id)
         until(gone(engine, gang), "the gang is gone")
         assert len(journal(engine, gang, Kind.RUNNING)) == 1
+        assert engine.observe(gang.placement_id, 0).last_word is None
         with pytest.raises(AgentAway):
             engine.connect(gang.placement_id).status()
         other = plan("after", replicas=4)

@@ -1,7 +1,7 @@
-"""HTTP over a Unix socket, a connection for each request.
+"""HTTP over a Unix socket, a connection for each request: for gangs on the host of their driver.
 
 Not httpx's own transport: when nobody listens it leaves the socket to the garbage collector, and
-looking for a gang that has just left is nothing rare here. It costs 0.3 ms more, too (measured).
+looking for a gang that has just left is nothing rare. It costs 0.3 ms more, too (measured).
 """
 
 import http.client

@@ -1,0 +1,1 @@
+"""Links that the task's page in Airflow shows."""

@@ -1,0 +1,1 @@
+"""What Airflow tells about state changes."""

@@ -1,0 +1,1 @@
+"""Sensors: they read, and never act."""
