@@ -50,11 +50,14 @@ class Granted:
 class Waiting:
     """The gang is not placed: what is missing and which placements hold it, in one sentence.
 
-    What was created on the way holds nothing that another gang could have.
+    What was created on the way holds nothing that another gang could have. A reason that changes
+    is an event, so figures that change all the time are rounded in it, or are only in ``detail``.
+    ``again_s``: asked sooner, the answer would be the same.
     """
 
     reason: str
     detail: Mapping[str, Any] = field(default_factory=dict)
+    again_s: float = 0.2
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from ffdl_airflow.ledger.url import ledger_url, require_folder
 _BUSY_MS = 30_000
 _FULL_BYTES = 1 << 20
 """With less room SQLite's log cannot grow. Chosen: a WAL file of a few hundred pages."""
+_STATUSES = 2000
+"""Jobs whose status as written last is remembered. Chosen: more than one process drives."""
 _APPEND_TRIES = 50
 """Tries of an append without an expected seq. Chosen: far above the number of drivers of a job."""
 
@@ -39,6 +41,7 @@ class SqlLedger:
         self._sqlite = self._url.get_backend_name() == "sqlite"
         self._engine = self._make_engine()
         self._reader = self._engine.execution_options(ffdl_reads=True)
+        self._statuses: dict[str, Mapping[str, Any]] = {}
         with self._translated():
             self._migrate()
             self._ledger_id = self._identify()
@@ -86,7 +89,12 @@ class SqlLedger:
             return [_job_row(row) for row in connection.execute(query).mappings()]
 
     def put_status(self, job_id: str, document: Mapping[str, Any]) -> None:
-        """Replace the live status."""
+        """Replace the live status; what was written here last is not written again.
+
+        A driver that sees nothing new has nothing to say, and a write waits for the disk.
+        """
+        if self._statuses.get(job_id) == document:
+            return
         change = sa.update(STATUS).where(STATUS.c.job_id == job_id).values(document=document)
         with self._translated():
             try:
@@ -96,6 +104,9 @@ class SqlLedger:
                         connection.execute(sa.insert(STATUS).values(values))
             except IntegrityError:
                 return  # another driver has just written a newer one
+        if len(self._statuses) >= _STATUSES:
+            self._statuses.clear()
+        self._statuses[job_id] = document
 
     def close(self) -> None:
         """Give the connections back."""

@@ -65,17 +65,17 @@ def perform(deps: Deps, job: Job) -> Step:
         seen = look(deps, job)
         if seen.facts:
             return Step(facts=seen.facts)
-        return _waiting(deps, job, answer.reason, detail=answer.detail)
+        return _waiting(deps, job, answer)
     if isinstance(answer, Over):
         return _gone(deps, job, last_word=look(deps, job).last_word or "the placement was ended")
     return observe(deps, job)
 
 
-def _waiting(deps: Deps, job: Job, reason: str, *, detail: Mapping[str, Any]) -> Step:
+def _waiting(deps: Deps, job: Job, answer: Waiting) -> Step:
     """Say once what a gang waits for."""
-    if reason == job.state.waiting:
-        return Step(wait=Wait(what=reason, at_most_s=_LOOK_S))
-    body = {"placement": job.state.placement, "reason": reason, **detail}
+    if answer.reason == job.state.waiting:
+        return Step(wait=Wait(what=answer.reason, at_most_s=answer.again_s))
+    body = {"placement": job.state.placement, "reason": answer.reason, **answer.detail}
     return Step(facts=(NewEvent(kind=Kind.WAITING, at=deps.clock(), body=body),))
 
 
@@ -93,7 +93,7 @@ def settle(deps: Deps, job: Job, seen: Observation) -> Step:
     if seen.presence in (Presence.GONE, Presence.ABSENT):
         return _gone(deps, job, last_word=seen.last_word)
     if seen.waiting is not None and job.state.phase is Phase.RESERVING:
-        return _waiting(deps, job, seen.waiting, detail={})
+        return _waiting(deps, job, Waiting(seen.waiting))
     rung = utilization.climb(job, seen, now=deps.clock())
     return Step(facts=rung) if rung else watch(job, seen)
 

@@ -83,8 +83,8 @@ def test_one_look_at_a_gang_that_runs(
             "  of that: ledger.read of what is new": _ms(
                 lambda: deps.ledger.read(job_id, after=state.seq), LOOKS
             ),
-            "  of that: ledger.put_status": _ms(
-                lambda: deps.ledger.put_status(job_id, dict(status)), LOOKS
+            "  where it has a new status: ledger.put_status": _ms(
+                lambda: deps.ledger.put_status(job_id, {**status, "now": time.monotonic()}), LOOKS
             ),
         },
         {},

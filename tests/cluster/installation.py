@@ -106,12 +106,12 @@ class Installation:
         """An engine of its own, as another process has it."""
         return KubernetesEngine(self.settings(**changes))
 
-    def plan(
+    def plan(  # noqa: PLR0913 - one for each thing that a test wants otherwise
         self, engine: KubernetesEngine, name: str, *, replicas: int = 1, placement: int = 1,
-        hold_s: float = 60.0, gpu: int = 1,
+        hold_s: float = 60.0, gpu: int = 1, program: str = STEADY,
     ) -> GangPlan:  # fmt: skip
         """A gang that goes on until it is ended, with a GPU for each replica unless it is said."""
-        command = ["python3", "-S", "-c", STEADY]
+        command = ["python3", "-S", "-c", program]
         training = {"framework": "custom", "command": command, "image": images.PYTHON}
         root = self.shared / name
         job_id = f"{name}-0123456789"

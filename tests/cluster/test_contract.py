@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,13 @@ import pytest
 from ffdl_airflow.core.plan import GangPlan
 from ffdl_airflow.engines.kubernetes import names
 from ffdl_airflow.engines.kubernetes.engine import KubernetesEngine
-from ffdl_airflow.testing.contracts.engine import SLOTS, EngineContract, Spoil
+from ffdl_airflow.testing import builders
+from ffdl_airflow.testing.contracts.engine import SLOTS, Count, EngineContract, Spoil
+from tests.cluster.api_client import ApiError
 from tests.cluster.bed import Bed
-from tests.cluster.installation import Installation, end_all
+from tests.cluster.cleanup import start_time
+from tests.cluster.installation import STEADY, Installation, end_all
+from tests.cluster.places import BedError
 
 Plan = Callable[..., GangPlan]
 
@@ -48,7 +54,37 @@ class TestKubernetes(EngineContract):
 
     @pytest.fixture
     def plan(self, installation: Installation, engine: KubernetesEngine) -> Plan:
-        return lambda name, **how: installation.plan(engine, name, **how)
+        def make(name: str, *, deaf: bool = False, **how: Any) -> GangPlan:
+            program = builders.DEAF if deaf else STEADY
+            return installation.plan(engine, name, program=program, **how)
+
+        return make
+
+    @pytest.fixture
+    def left(self, installation: Installation, engine: KubernetesEngine) -> Count:
+        """Also of pods that are gone: what was seen of them before is remembered."""
+        seen: dict[int, Any] = {}
+
+        def count(placement_id: str) -> int:
+            for replica in engine.cluster.pods(placement_id):
+                name = f"{installation.namespace}/{names.pod_name(placement_id, replica)}"
+                with suppress(BedError, ApiError):
+                    seen.update((pid, start_time(pid)) for pid in
+                                installation.bed.container_pids(name, "trainer"))  # fmt: skip
+            return sum(began is not None and start_time(pid) == began
+                       for pid, began in seen.items())  # fmt: skip
+
+        return count
+
+    @pytest.fixture
+    def elsewhere(self, bed: Bed, tmp_path: Path) -> Iterator[KubernetesEngine]:
+        """In a namespace of its own, on the same nodes."""
+        other = Installation(bed, bed.make_namespace("test"), tmp_path / "shared")
+        other.make_volume()
+        made = other.engine(installation_key=b"another key")
+        yield made
+        end_all(made)
+        bed.delete_namespace(other.namespace)
 
     @pytest.fixture
     def lose(self, installation: Installation, engine: KubernetesEngine) -> Spoil:

@@ -25,6 +25,11 @@ from ffdl_airflow.engines.kubernetes.render import HOSTNAME
 from ffdl_airflow.engines.kubernetes.survey import survey
 from ffdl_airflow.engines.kubernetes.turns import Behind, Turn, Waiter, turn
 
+NAMED = 10
+"""So many of those ahead are in an event, beside their number."""
+AGAIN_S = 0.2
+"""Who is next looks so often whether it is its turn, who is behind less often. Chosen: a look at
+what is known here costs a millisecond."""
 Nodes = Sequence[Mapping[str, Any]] | None
 RENEWED = names.PREFIX + "renewed"
 HELD_BACK = names.PREFIX + "held-back"
@@ -54,7 +59,9 @@ class Line:
         others = [a for a in waiting if a["metadata"]["name"] != own]
         turned = self._turn(mine, others, view.nodes)
         if isinstance(turned, Behind):
-            return Waiting(turned.reason, turned.detail)
+            return Waiting(turned.reason, {"ahead": turned.ahead[:NAMED],
+                                           "count": len(turned.ahead)},
+                           again_s=min(AGAIN_S * len(turned.ahead), 1.0))  # fmt: skip
         answer = fit(pods, view, only=turned.only)
         self._hold_back(anchor, answer if isinstance(answer, Shortage) else None)
         if isinstance(answer, Shortage):
@@ -69,6 +76,13 @@ class Line:
         view = self._survey(at_most_s=math.inf)
         labels = {name_of(node): labels_of(node) for node in view.nodes or ()}
         return sorted(str(labels.get(name, {}).get(HOSTNAME, name)) for name in names)
+
+    def has_gone(self, waited_for: Mapping[str, Any]) -> bool:
+        """Whether all that a gang was behind are placed or gone, as far as is known here."""
+        anchors, ahead = self._cluster.anchors(), waited_for.get("ahead", ())
+        found = (anchors.get(names.gang_name(placement)) for placement in ahead)
+        left = any(anchor and stage_of(anchor) in ("waiting", "placing") for anchor in found)
+        return 0 < len(ahead) == waited_for["count"] and not left
 
     def _turn(self, mine: Waiter, others: Sequence[Document], nodes: Nodes) -> Turn | Behind:
         """Nobody waits for a gang whose anchor cannot be understood; others may have written it."""

@@ -8,6 +8,7 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -73,7 +74,8 @@ class Placer:
         if stage == "placed":
             return Granted()
         said = self._said.get(plan.placement_id)
-        if said is not None and time.monotonic() < self._not_before.get(plan.placement_id, 0.0):
+        early = time.monotonic() < self._not_before.get(plan.placement_id, 0.0)
+        if said is not None and early and not self._line.has_gone(said.detail):
             return said
         answer = self._advance(plan, anchor, stage)
         if isinstance(answer, Waiting):
@@ -94,8 +96,9 @@ class Placer:
             enter = self._enter_group if self._grouped(plan) else self._enter
             entered = enter(plan, anchor)
             if isinstance(entered, Waiting):
-                self._pause(plan, _TRY_S, ahead=len(entered.detail.get("ahead", ())))
-                return entered
+                behind = entered.detail.get("count", 0)
+                pause_s = self._pause(plan, _TRY_S, ahead=behind)
+                return entered if behind else replace(entered, again_s=pause_s)
             anchor = entered
         return (self._place_group if _is_grouped(anchor) else self._place)(plan, anchor)
 
@@ -264,10 +267,11 @@ class Placer:
         marks = {names.STAGE: "waiting", SINCE: iso(_now())}
         return self._cluster.annotate(anchor, marks) is not None
 
-    def _pause(self, plan: GangPlan, between: tuple[float, float], *, ahead: int = 0) -> None:
+    def _pause(self, plan: GangPlan, between: tuple[float, float], *, ahead: int = 0) -> float:
         """The longer, the more gangs are ahead: it is not its turn soon."""
         wait_s = random.uniform(*between) * min(1 + ahead / _AHEAD, _SLOWEST)  # noqa: S311 - spreads
         self._not_before[plan.placement_id] = time.monotonic() + wait_s
+        return wait_s
 
 
 def _is_grouped(anchor: Mapping[str, Any]) -> bool:

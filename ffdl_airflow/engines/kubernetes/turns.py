@@ -19,10 +19,9 @@ use. (A stream of gangs of a higher priority can hold it up for ever: that is wh
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from ffdl_airflow.engines.kubernetes.needs import Plain, name_of
 from ffdl_airflow.engines.kubernetes.node_match import Group
@@ -30,7 +29,10 @@ from ffdl_airflow.engines.kubernetes.packing import Empty, emptied, hopeless, ta
 
 WAITER_LIFE_S = 60.0
 """A waiter that was not renewed for this long does not count. Chosen."""
-_NAMED = 3  # of those ahead, in a sentence
+_NAMED = 3
+"""So many of those ahead are named in a sentence; more are counted, by steps: each sentence is an
+event of its job, and of a long line the head goes all the time."""
+_STEPS = [step * 10**power for power in range(6) for step in (1, 2, 5)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +74,12 @@ class Turn:
     only: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Behind:
-    """It has to wait for those ahead. ``reason`` is one sentence, ``detail["ahead"]`` are all."""
+    """It has to wait for those ahead, the first of them first. ``reason`` is one sentence."""
 
     reason: str
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    ahead: Sequence[str]
 
 
 def turn(
@@ -116,6 +118,7 @@ def _usable(demand: Sequence[Group], pool: Empty) -> set[str]:
 
 def _behind(ahead: Sequence[Waiter]) -> Behind:
     names = [waiter.placement for waiter in ahead]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    text = f"{', '.join(names[:_NAMED])}{more} came first or have a higher priority"
-    return Behind(reason=f"waits for its turn: {text}", detail={"ahead": names})
+    who = ", ".join(names)
+    if len(names) > _NAMED:
+        who = f"more than {max(n for n in (_NAMED, *_STEPS) if n < len(names))} gangs"
+    return Behind(f"waits for its turn: {who} came first or have a higher priority", names)

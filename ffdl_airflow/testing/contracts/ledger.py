@@ -108,6 +108,7 @@ class LedgerContract:
         assert ledger.jobs(JOB)[0].status is None
         ledger.put_status(JOB, {"step": 1})
         ledger.put_status(JOB, {"step": 2})
+        ledger.put_status(JOB, {"step": 2})
         assert reopened.jobs(JOB)[0].status == {"step": 2}
 
     def test_a_ledger_keeps_its_identity(self, ledger: Ledger, reopened: Ledger) -> None:

@@ -79,14 +79,16 @@ def test_without_node_rights_nobody_passes(other: Waiter, first: bool) -> None:
     assert answer == Turn() if first else isinstance(answer, Behind)
 
 
-def test_who_is_ahead_is_named() -> None:
-    others = [waiter(f"w{i}", FOUR_GPUS, asked=i) for i in range(5)]
-    answer = ask(YOUNG, *reversed(others))
+@pytest.mark.parametrize(("count", "who"), [
+    (1, "w0/1"), (3, "w0/1, w1/1, w2/1"), (4, "more than 3 gangs"), (5, "more than 3 gangs"),
+    (6, "more than 5 gangs"), (20, "more than 10 gangs"), (21, "more than 20 gangs"),
+])  # fmt: skip
+def test_who_is_ahead_is_named_or_counted(count: int, who: str) -> None:
+    others = [waiter(f"w{i}", FOUR_GPUS, asked=i) for i in range(count)]
+    answer = ask(waiter("last", FOUR_GPUS, asked=count), *reversed(others))
     assert isinstance(answer, Behind)
-    assert answer.detail["ahead"] == [f"w{i}/1" for i in range(5)]
-    assert answer.reason == (
-        "waits for its turn: w0/1, w1/1, w2/1 and 2 more came first or have a higher priority"
-    )
+    assert answer.ahead == [f"w{i}/1" for i in range(count)]
+    assert answer.reason == f"waits for its turn: {who} came first or have a higher priority"
 
 
 T4 = {"nodeSelector": {"accelerator": "t4"}}

@@ -86,7 +86,8 @@ def test_an_error_names_the_leases_namespace(api: FakeApi) -> None:
 def test_who_waits_is_told_of_a_gang_that_it_cannot_see(api: FakeApi) -> None:
     line(api, "nlp", turnstile_namespace="ml").enter("ffdl-bert-1")
     answer = KubernetesEngine(api.settings()).reserve(PLAN)
-    assert answer == Waiting("ffdl-bert-1 in namespace nlp is being placed")
+    assert isinstance(answer, Waiting)
+    assert answer.reason == "ffdl-bert-1 in namespace nlp is being placed"
     assert not api.named("pods")
 
 
@@ -150,6 +151,31 @@ def test_who_passes_is_kept_to_the_nodes_that_are_left_by_their_host_names(api: 
         (term,) = required["nodeSelectorTerms"]
         assert [one["values"] for one in term["matchExpressions"]] == [["ip-10-0-0-7"]]
         assert affinity.items() >= apart.items()
+
+
+def test_who_is_behind_looks_seldom_and_at_once_when_it_is_next(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before its next look was due."""
+    api.forbidden.clear()
+    with api.changed:
+        api.keep("/api/v1/nodes/gpu-1", objects.node("gpu-1", gpu=8), "ADDED")
+        busy = objects.pod("busy", objects.container(gpu=8), on="gpu-1")
+        api.keep("/api/v1/pods/busy", busy, "ADDED")
+    monkeypatch.setattr("ffdl_airflow.engines.kubernetes.placing._TRY_S", (900.0, 900.0))
+    engine = KubernetesEngine(api.settings())
+    first = engine.reserve(PLAN)
+    assert isinstance(first, Waiting)
+    assert first.again_s == 900
+    behind = engine.reserve(OTHER)
+    assert isinstance(behind, Waiting)
+    assert behind.detail == {"ahead": [PLAN.placement_id], "count": 1}
+    assert behind.again_s < 1
+    assert engine.reserve(OTHER) is behind
+    until(lambda: engine.end(PLAN.placement_id, EndRequest(why="test")), Evidence)
+    looked = engine.reserve(OTHER)
+    assert isinstance(looked, Waiting)
+    assert looked.detail["holders"] == {"ml/busy": 8}
 
 
 def test_an_ended_placement_makes_nothing(api: FakeApi) -> None:
