@@ -6,11 +6,11 @@ takes a cut line for an empty cluster. What this process has created itself is p
 for: history; only the newest state is kept.
 """
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from random import SystemRandom
 from typing import Any
 
 from ffdl_airflow.engines.kubernetes.client import ApiError, AwayError, KubeClient
@@ -30,6 +30,10 @@ SHORT_S = 1.0
 """A watch that the server ends sooner is taken for a failed one, so that nobody runs in circles."""
 BACKOFF_S = (0.2, 10.0)
 """First and longest wait before the next try after an error; doubled, and half of it by chance."""
+
+CHANCE = SystemRandom()
+"""Spreads what many processes do. Nobody else's: the ``random`` module's state may be seeded, or
+forked, by whoever uses this package."""
 
 
 class Hub:
@@ -155,7 +159,7 @@ class Hub:
             self._hear()
 
     def _watch(self) -> None:
-        asked_s = random.randint(*WATCH_S)  # noqa: S311 - spreads load
+        asked_s = CHANCE.randint(*WATCH_S)
         events = self._client.watch(
             self._path, read_s=SILENT_S, labelSelector=self._selector,
             resourceVersion=self._version, timeoutSeconds=asked_s,
@@ -225,7 +229,7 @@ class Hub:
             return
         first_s, most_s = BACKOFF_S
         wait_s = min(most_s, first_s * 2 ** min(failures - 1, 10))
-        time.sleep(wait_s / 2 + random.random() * wait_s / 2)  # noqa: S311 - spreads load
+        time.sleep(wait_s / 2 + CHANCE.random() * wait_s / 2)
 
 
 def _number(metadata: Mapping[str, Any]) -> int:

@@ -5,7 +5,6 @@ this very round: a round that is given up takes with it what a late driver still
 """
 
 import json
-import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from ffdl_airflow.engines.kubernetes.cluster import (
     is_bound,
     stage_of,
 )  # fmt: skip
+from ffdl_airflow.engines.kubernetes.hub import CHANCE
 from ffdl_airflow.engines.kubernetes.line import Line
 from ffdl_airflow.engines.kubernetes.pending import why_pending
 from ffdl_airflow.engines.kubernetes.podgroups import PodGroups
@@ -269,7 +269,7 @@ class Placer:
 
     def _pause(self, plan: GangPlan, between: tuple[float, float], *, ahead: int = 0) -> float:
         """The longer, the more gangs are ahead: it is not its turn soon."""
-        wait_s = random.uniform(*between) * min(1 + ahead / _AHEAD, _SLOWEST)  # noqa: S311 - spreads
+        wait_s = CHANCE.uniform(*between) * min(1 + ahead / _AHEAD, _SLOWEST)
         self._not_before[plan.placement_id] = time.monotonic() + wait_s
         return wait_s
 

@@ -81,9 +81,12 @@ def _owned(found: Document, owner: Document) -> Document:
     return render.owned(found, known)
 
 
-def sample(job: TrainingJob, settings: KubernetesSettings) -> GangPlan:
-    """The plan of a job's gang with places that stand for those that it will have."""
-    job_id = job_id_for(job.metadata.name, "sample")
+def sample(job: TrainingJob, settings: KubernetesSettings, *, run: str = "sample") -> GangPlan:
+    """The plan of a job's gang with places that stand for those that it will have.
+
+    ``run``: from which its id follows, where it is to be another each time.
+    """
+    job_id = job_id_for(job.metadata.name, run)
     places = Places(
         checkpoint_dir=f"{render.RUN_DIR}/{job_id}", output_dir=render.RUN_DIR,
         log_dir=render.RUN_DIR, python=settings.python, host=names.host_of(f"{job_id}/1"),

@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from ffdl_airflow.core.errors import FfdlError
-from ffdl_airflow.core.job import job_id_for
 from ffdl_airflow.core.manifests.ffdl import read_job
-from ffdl_airflow.core.plan import GangPlan, Places, Timing, build
+from ffdl_airflow.core.plan import GangPlan
 from ffdl_airflow.engines.kubernetes import names, render
 from ffdl_airflow.engines.kubernetes.client import ApiError, AwayError
 from ffdl_airflow.engines.kubernetes.cluster import Cluster, Document, is_over, is_running
 from ffdl_airflow.engines.kubernetes.diagnosis import Trial
 from ffdl_airflow.engines.kubernetes.pending import why_pending
 from ffdl_airflow.engines.kubernetes.podgroups import PodGroups
+from ffdl_airflow.engines.kubernetes.preview import sample
 from ffdl_airflow.engines.kubernetes.settings import KubernetesSettings
 from ffdl_airflow.engines.kubernetes.template import TRAINER
 
@@ -71,11 +71,7 @@ def _plan(settings: KubernetesSettings, *, image: str, priority: str = "offline-
         "spec": {"training": {"framework": "custom", "command": ["true"], "image": image},
                  "resources": {"cpu": "100m", "memory": "64Mi"}, "priority": priority},
     })  # fmt: skip
-    job_id = job_id_for("doctor", secrets.token_hex(8))
-    places = Places(checkpoint_dir=render.RUN_DIR, output_dir=render.RUN_DIR,
-                    log_dir=render.RUN_DIR, python=settings.python,
-                    host=names.host_of(f"{job_id}/1"))  # fmt: skip
-    return build(job, job_id=job_id, placement=1, places=places, timing=Timing(), generations={})
+    return sample(job, settings, run=secrets.token_hex(8))
 
 
 @contextmanager
