@@ -278,8 +278,8 @@ def registry(settings: Settings) -> DirectoryRegistry:
 
 
 def ledger(url: str) -> SqlLedger:
-    """One for a process where connections are kept, so that 100 drivers do not hold 100 of them."""
-    return SqlLedger(url) if url.startswith("sqlite") else _shared_ledger(url, os.getpid())
+    """One for a process: connections are kept, and 100 drivers do not hold 100 of them."""
+    return _shared_ledger(url, os.getpid())
 
 
 @lru_cache(maxsize=4)

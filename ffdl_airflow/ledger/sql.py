@@ -8,6 +8,7 @@ one host only: the first writer's host is written down and another one is refuse
 import os
 import socket
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -16,7 +17,6 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
-from sqlalchemy.pool import NullPool
 
 from ffdl_airflow.core.errors import InfrastructureError, UserError
 from ffdl_airflow.core.events import Event, Kind, NewEvent, iso, parse_iso, recorded
@@ -29,6 +29,10 @@ _FULL_BYTES = 1 << 20
 """With less room SQLite's log cannot grow. Chosen: a WAL file of a few hundred pages."""
 _STATUSES = 2000
 """Jobs whose status as written last is remembered. Chosen: more than one process drives."""
+_KEPT = 8
+"""Open connections that are kept for the next call: to open one and set it up costs as much as a
+read. Chosen; more are opened where more threads come at once."""
+_INHERITED: list[sa.Pool] = []
 _APPEND_TRIES = 50
 """Tries of an append without an expected seq. Chosen: far above the number of drivers of a job."""
 
@@ -114,12 +118,17 @@ class SqlLedger:
 
     def _make_engine(self) -> sa.Engine:
         if not self._sqlite:
-            return sa.create_engine(self._url, pool_pre_ping=True)
+            engine = sa.create_engine(self._url, pool_pre_ping=True)
+            _leave_behind_in_forks(engine)
+            return engine
         require_folder(self._url)
         engine = sa.create_engine(
-            self._url, poolclass=NullPool, connect_args={"timeout": _BUSY_MS / 1000}
-        )
+            self._url, pool_size=_KEPT, max_overflow=-1,
+            connect_args={"timeout": _BUSY_MS / 1000, "check_same_thread": False},
+        )  # fmt: skip
+        _leave_behind_in_forks(engine)
         sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "checkout", _require_same_file)
         sa.event.listen(engine, "begin", _begin)
         return engine
 
@@ -189,12 +198,45 @@ def host_name() -> str:
     return socket.gethostname()
 
 
-def _prepare_sqlite(connection: Any, _: object) -> None:
+def _leave_behind_in_forks(engine: sa.Engine) -> None:
+    """A forked process opens connections of its own, and never touches those that it has got.
+
+    SQLite forbids to carry one across a fork, even to close it there; a server's would be shared.
+    """
+    known = weakref.ref(engine)
+
+    def begin_anew() -> None:
+        forked = known()
+        if forked is not None:
+            _INHERITED.append(forked.pool)
+            forked.dispose(close=False)
+
+    os.register_at_fork(after_in_child=begin_anew)
+
+
+def _prepare_sqlite(connection: Any, record: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy's begin event says BEGIN IMMEDIATE itself
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_MS}"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+    record.info["file"] = _file_of(connection)
+
+
+def _require_same_file(connection: Any, record: Any, _: object) -> None:
+    """A connection to a file that was removed or replaced writes where nobody will read."""
+    if record.info["file"] != _file_of(connection):
+        raise sa.exc.DisconnectionError
+
+
+def _file_of(connection: Any) -> tuple[int, int] | None:
+    """What lies now at the path of a connection."""
+    (_, _, path) = connection.execute("PRAGMA database_list").fetchone()
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _begin(connection: sa.Connection) -> None:

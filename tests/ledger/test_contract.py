@@ -1,6 +1,7 @@
 """The ledger contract, on the fake and on SQLite; and what only SQLite can do wrong."""
 
 import hashlib
+import multiprocessing
 import os
 import sqlite3
 import subprocess
@@ -33,7 +34,31 @@ class TestMemory(LedgerContract):
         return ledger
 
 
-class TestSqlite(LedgerContract):
+class DatabaseContract(LedgerContract):
+    """What only those that have connections can do wrong."""
+
+    def test_a_forked_process_has_connections_of_its_own(self, ledger: SqlLedger) -> None:
+        """Airflow forks for every task. Both go on, also after the other has ended."""
+        ledger.append(Batch(stream=JOB, expected_seq=0, events=[new()]))
+        inherited = ledger._engine.pool.checkedin()
+        ours, theirs = multiprocessing.get_context("fork").Pipe()
+
+        def go_on() -> None:
+            theirs.send(ledger._engine.pool.checkedin())
+            ledger.append(Batch(stream=JOB, expected_seq=1, events=[new()]))
+            theirs.send(len(ledger.read(JOB)))
+
+        child = multiprocessing.get_context("fork").Process(target=go_on)
+        child.start()
+        assert (inherited, ours.recv()) == (1, 0)
+        assert ours.recv() == 2
+        child.join()
+        assert child.exitcode == 0
+        assert len(ledger.append(Batch(stream=JOB, expected_seq=2, events=[new()]))) == 1
+        assert [event.seq for event in ledger.read(JOB)] == [1, 2, 3]
+
+
+class TestSqlite(DatabaseContract):
     """The embedded default."""
 
     @pytest.fixture
@@ -53,7 +78,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
     server.stop()
 
 
-class TestPostgres(LedgerContract):
+class TestPostgres(DatabaseContract):
     """A real server: for installations of more than one host."""
 
     @pytest.fixture
@@ -122,6 +147,7 @@ def test_a_full_database_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
     path = tmp_path / "ledger.db"
     ledger = SqlLedger(f"sqlite:///{path}")
     ledger.append(Batch(stream=JOB, expected_seq=0, events=[new()]))
+    ledger.close()
     limit = path.stat().st_size // 4096 + 2
 
     @sa.event.listens_for(ledger._engine, "connect")
@@ -140,6 +166,16 @@ def test_a_full_database_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
         append_until_full()
     assert "nothing that was acknowledged is lost" in caught.value.next_step
     assert len(SqlLedger(f"sqlite:///{path}").read(JOB)) == sum(acknowledged)
+
+
+def test_a_database_that_was_removed_is_not_written_on(tmp_path: Path) -> None:
+    """Nobody would read what an open connection still takes."""
+    ledger = SqlLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger.append(Batch(stream=JOB, expected_seq=0, events=[new()]))
+    for path in tmp_path.glob("ledger.db*"):
+        path.unlink()
+    with pytest.raises(InfrastructureError, match="no such table"):
+        ledger.append(Batch(stream=JOB, expected_seq=1, events=[new()]))
 
 
 def test_a_database_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ needs and that somebody still drives it.
 
 import json
 import math
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -46,6 +47,7 @@ class Line:
         self._cluster = cluster
         self._seen: dict[tuple[str, str], tuple[str, float]] = {}
         self._surveyed: tuple[float, Survey] | None = None
+        self._looking = threading.Lock()
 
     def room(self, pods: Sequence[Document], anchor: Document, *,
              at_most_s: float = SURVEY_S) -> Turn | Waiting:  # fmt: skip
@@ -135,11 +137,16 @@ class Line:
         )  # fmt: skip
 
     def _survey(self, *, at_most_s: float) -> Survey:
-        """What there is, of all gangs of this process read once in so many seconds."""
-        known = self._surveyed
-        if known is None or time.monotonic() - known[0] > at_most_s:
-            known = self._surveyed = (time.monotonic(), survey(self._cluster))
-        return known[1]
+        """What there is, of all gangs of this process read once in so many seconds.
+
+        Who comes while another looks waits for what that one sees, where it is new enough.
+        """
+        oldest = time.monotonic() - at_most_s
+        with self._looking:
+            known = self._surveyed
+            if known is None or known[0] < oldest:
+                known = self._surveyed = (time.monotonic(), survey(self._cluster))
+            return known[1]
 
 
 @lru_cache(maxsize=1024)
