@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOCK := $(BIN)/uv pip compile -q -U --universal --python-version 3.10 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 -p no:randomly
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --durations 40 -p no:randomly
 OF_CORE := $(addprefix tests/,core properties stages stores)
 export UV_PYTHON := $(BIN)/python
 export UV_NO_CONFIG := 1

@@ -121,7 +121,7 @@ class Drivers:
 
     def wait(self, phase: Phase) -> None:
         wait_for(lambda: all(row.phase == phase for row in self.deps().ledger.jobs()),
-                 f"not all are {phase}", timeout_s=400)  # fmt: skip
+                 f"not all are {phase}", timeout_s=600)  # fmt: skip
 
     def stop(self) -> None:
         for job_id in self.job_ids:
@@ -238,11 +238,15 @@ def running(bed: Bed, namespace: str) -> list[Any]:
 def test_a_big_gang_is_bound_as_fast_as_a_bare_job(
     bed: Bed, installation: Installation, coordinators: FakeCoordinators
 ) -> None:
-    """256 replicas on 64 nodes of 8 GPUs; interleaved; the ratio is at most 1.3 (issue)."""
+    """256 replicas on 64 nodes of 8 GPUs; interleaved; the ratio is at most 1.3 (issue).
+
+    One engine for all rounds, as a process of drivers has it.
+    """
     bed.add_fake_nodes(64, gpus=8)
+    engine = installation.engine(tolerations=(FAKE,))
     times: dict[str, list[float]] = {"ours": [], "job": []}
     for number in range(5):
-        times["ours"].append(bound_by_us(installation, number))
+        times["ours"].append(bound_by_us(installation, engine, number))
         times["job"].append(bound_by_a_job(bed, installation, number))
     bed.remove_fake_nodes()
     ours, job = (statistics.median(times[name]) for name in ("ours", "job"))
@@ -254,8 +258,7 @@ def test_a_big_gang_is_bound_as_fast_as_a_bare_job(
 REPLICAS = 256
 
 
-def bound_by_us(installation: Installation, number: int) -> float:
-    engine = installation.engine(tolerations=(FAKE,))
+def bound_by_us(installation: Installation, engine: KubernetesEngine, number: int) -> float:
     plan = installation.plan(engine, f"big{number}", replicas=REPLICAS)
     with watched(installation, f"ffdl.airflow/job={plan.job_id}") as bound:
         began = time.monotonic()

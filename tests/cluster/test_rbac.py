@@ -108,6 +108,7 @@ def test_without_a_verb_the_error_names_it(
         missing("leases", verb, reserve)
     for kind in ("services", "secrets", "pods"):
         missing(kind, "create", reserve)
+    missing("services", "patch", reserve)
     contract.granted(engine, plan)
     service = render.service(plan, engine.settings)
     missing("services", "get", lambda: engine.cluster.make("services", service))

@@ -37,6 +37,7 @@ PATIENCE_S = 10.0
 RATE, BURST = 50.0, 300
 """Requests a second and at once, from one process: what kubectl allows itself. A gang of 256
 replicas goes out at once, and what follows is spread."""
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 MERGE_PATCH = "application/merge-patch+json"
 RENEW_S = 5.0
 """Credentials that were refused are read anew, and no more often than this. Chosen."""
@@ -145,9 +146,16 @@ class KubeClient:
             raise self._stranger("GET /version", "no gitVersion")
         return found
 
-    def create(self, path: str, body: Mapping[str, Any]) -> Document:
-        """Create an object; ApiError with ``conflict`` where one of that name is there."""
-        return self.call("POST", path, body=body)
+    def create(self, path: str, body: Mapping[str, Any], *, one_of_many: bool = False) -> Document:
+        """Create an object; ApiError with ``conflict`` where one of that name is there.
+
+        ``one_of_many``: the server is asked to look for no unknown fields and to answer with the
+        metadata alone, which for a large gang is a tenth of its work.
+        """
+        if not one_of_many:
+            return self.call("POST", path, body=body)
+        return self.call("POST", path, body=body, query={"fieldValidation": "Ignore"},
+                         headers={"Accept": METADATA_ONLY})  # fmt: skip
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Document:
         """Merge-patch an object; with ``metadata.resourceVersion`` only if it is unchanged."""

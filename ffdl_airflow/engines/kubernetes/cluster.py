@@ -159,12 +159,13 @@ class Cluster:
         name = body["metadata"]["name"]
         with self.saying(f"create {kind}"):
             try:
-                found = self.client.create(self.path(kind), body)
+                found = self.client.create(self.path(kind), body, one_of_many=kind == "pods")
             except ApiError as error:
                 if not error.conflict:
                     raise
                 found = self._adopt(kind, name, body)
-        self._put(kind, found)
+        if kind != "pods":
+            self._put(kind, found)
         return found
 
     def annotate(self, anchor: Mapping[str, Any], changes: Mapping[str, str]) -> Document | None:
@@ -223,6 +224,18 @@ class Cluster:
         with ThreadPoolExecutor(max_workers=_THREADS) as pool:
             for future in [pool.submit(act, each) for each in found]:
                 future.result()
+
+    def open_service(self, name: str) -> bool:
+        """Give the replicas their names; False where the round and its service are gone."""
+        with self.saying("update services"):
+            try:
+                change = {"spec": {"selector": {names.CLOSED: None}}}
+                self.client.patch(self.path("services", name), change)
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+                return False
+        return True
 
     def remove_service(self, name: str) -> None:
         """Delete the service of a round, which owns its pods and its secret."""

@@ -79,6 +79,11 @@ class Line:
         labels = {name_of(node): labels_of(node) for node in view.nodes or ()}
         return sorted(str(labels.get(name, {}).get(HOSTNAME, name)) for name in names)
 
+    def is_empty(self, *, but: str) -> bool:
+        """Whether no other gang waits than that of the anchor of this name."""
+        anchors = self._cluster.anchors().items()
+        return all(name == but or stage_of(found) != "waiting" for name, found in anchors)
+
     def has_gone(self, waited_for: Mapping[str, Any]) -> bool:
         """Whether all that a gang was behind are placed or gone, as far as is known here."""
         anchors, ahead = self._cluster.anchors(), waited_for.get("ahead", ())

@@ -41,7 +41,7 @@ ROLE = (
     Rule(resource="pods", verbs=("list", "watch", "create", "delete"), purpose="the replicas"),
     Rule(resource=PROXY, verbs=("get", "create"),
          purpose="to ask a gang, and to give it orders"),
-    Rule(resource="services", verbs=("get", "create", "delete"),
+    Rule(resource="services", verbs=("get", "create", "patch", "delete"),
          purpose="the names by which replicas find one another"),
     Rule(resource="secrets", verbs=("create", "delete"),
          purpose="plan and token of a placement; none is ever read"),
