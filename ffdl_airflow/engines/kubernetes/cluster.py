@@ -226,10 +226,10 @@ class Cluster:
                 future.result()
 
     def open_service(self, name: str) -> bool:
-        """Give the replicas their names; False where the round and its service are gone."""
+        """Give all replicas their names; False where the round and its service are gone."""
         with self.saying("update services"):
             try:
-                change = {"spec": {"selector": {names.CLOSED: None}}}
+                change = {"spec": {"selector": {names.REPLICA: None}}}
                 self.client.patch(self.path("services", name), change)
             except ApiError as error:
                 if not error.not_found:

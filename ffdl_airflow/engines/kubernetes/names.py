@@ -24,9 +24,6 @@ ANCHOR = PREFIX + "anchor"
 STAGE = PREFIX + "stage"
 """Annotation of an anchor: how far its placement is."""
 
-CLOSED = PREFIX + "closed"
-"""A label that no pod has: a service asks for it as long as it is to find none."""
-
 NODE_ROLE = PREFIX + "node-role"
 """Label of a node: ``online`` where training must not go, ``mixed`` where it goes by night."""
 

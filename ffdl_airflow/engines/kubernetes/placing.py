@@ -211,8 +211,8 @@ class Placer:
     def _make(self, plan: GangPlan, anchor: Document, there: Mapping[str, Document]) -> None:
         """Create what is missing; the Lease is renewed before each batch."""
         settings, name = self._cluster.settings, names.gang_name(plan.placement_id)
-        closed = render.closed(render.service(plan, settings))
-        service = self._cluster.make("services", render.owned(closed, anchor))
+        early = render.of_coordinator(render.service(plan, settings), plan)
+        service = self._cluster.make("services", render.owned(early, anchor))
         self._cluster.make("secrets", render.owned(render.secret(plan, settings), service))
         grouped = _is_grouped(anchor)
         if grouped:

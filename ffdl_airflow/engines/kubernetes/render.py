@@ -91,14 +91,14 @@ def service(plan: GangPlan, settings: KubernetesSettings) -> Document:
     }  # fmt: skip
 
 
-def closed(service: Document) -> Document:
-    """The service as a round makes it: its selector finds nobody, until :data:`names.CLOSED` goes.
+def of_coordinator(service: Document, plan: GangPlan) -> Document:
+    """The service as a round makes it: a name for the coordinator alone, whom agents look for.
 
     Else the control plane would write its list of addresses anew for pod after pod while they are
     placed, which took a big gang a tenth of its time.
     """
-    spec = service["spec"]
-    return {**service, "spec": {**spec, "selector": {**spec["selector"], names.CLOSED: "true"}}}
+    spec, only = service["spec"], {names.REPLICA: plan.replicas[0].name}
+    return {**service, "spec": {**spec, "selector": {**spec["selector"], **only}}}
 
 
 def secret(plan: GangPlan, settings: KubernetesSettings) -> Document:

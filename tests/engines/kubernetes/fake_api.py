@@ -309,4 +309,4 @@ def _merged(base: Plain, extra: Plain) -> Plain:
         known = found.get(key)
         both = isinstance(known, dict) and isinstance(value, dict)
         found[key] = _merged(known, value) if both else value
-    return found
+    return {key: value for key, value in found.items() if value is not None}

@@ -11,7 +11,7 @@ import pytest
 
 from ffdl_airflow.core.errors import InfrastructureError, SpecError
 from ffdl_airflow.engines.base import EndRequest, Evidence, Granted, Over, Waiting
-from ffdl_airflow.engines.kubernetes import names, turnstile
+from ffdl_airflow.engines.kubernetes import names, render, turnstile
 from ffdl_airflow.engines.kubernetes.cluster import Cluster
 from ffdl_airflow.engines.kubernetes.engine import KubernetesEngine
 from ffdl_airflow.engines.kubernetes.settings import from_values
@@ -122,6 +122,23 @@ def test_a_gang_that_was_placed_just_now_is_left_alone(api: FakeApi, expired: No
     api.binds = lambda pod: True
     until(lambda: second.reserve(PLAN), Granted)
     assert sum(name.startswith(TAIL) for name in api.named("pods")) == len(OTHER.replicas)
+
+
+def test_until_all_are_placed_only_the_coordinator_has_a_name(api: FakeApi) -> None:
+    """A name that is denied once is denied for half a minute, and agents look for that one."""
+    engine = KubernetesEngine(api.settings())
+    names_of_all = render.service(PLAN, engine.settings)["spec"]["selector"]
+    api.binds = lambda pod: "worker-0" in pod["metadata"]["name"]
+    assert isinstance(engine.reserve(PLAN), Waiting)
+    only = {names.REPLICA: PLAN.replicas[0].name}
+    assert api.named("services")[GANG]["spec"]["selector"] == {**names_of_all, **only}
+    with api.changed:
+        for path, pod in list(api.objects.items()):
+            if "/pods/" in path:
+                pod["spec"]["nodeName"] = "gpu-1"
+                api.keep(path, pod, "MODIFIED")
+    assert until(lambda: engine.reserve(PLAN), Granted) == Granted()
+    assert api.named("services")[GANG]["spec"]["selector"] == names_of_all
 
 
 def test_who_passes_is_kept_to_the_nodes_that_are_left_by_their_host_names(api: FakeApi) -> None:
