@@ -102,10 +102,10 @@ def test_without_a_verb_the_error_names_it(
             fresh = anew()
             missing(kind, verb, lambda e=fresh: e.observe(plan.placement_id, 0))
     missing("configmaps", "create", reserve)
-    missing("configmaps", "patch", reserve)
     missing("configmaps", "get", lambda: engine.cluster.refresh(names.gang_name(plan.placement_id)))
     for verb in ("get", "create", "update"):
         missing("leases", verb, reserve)
+    missing("configmaps", "patch", reserve)
     for kind in ("services", "secrets", "pods"):
         missing(kind, "create", reserve)
     missing("services", "patch", reserve)
