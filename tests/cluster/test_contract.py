@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ffdl_airflow.core.plan import GangPlan
+from ffdl_airflow.engines.base import Granted, Over, Waiting
 from ffdl_airflow.engines.kubernetes import names
 from ffdl_airflow.engines.kubernetes.engine import KubernetesEngine
 from ffdl_airflow.testing import builders
@@ -78,10 +79,18 @@ class TestKubernetes(EngineContract):
 
     @pytest.fixture
     def elsewhere(self, bed: Bed, tmp_path: Path) -> Iterator[KubernetesEngine]:
-        """In a namespace of its own, on the same nodes."""
-        other = Installation(bed, bed.make_namespace("test"), tmp_path / "shared")
+        """In a namespace of its own with folders of its own, on the same nodes."""
+        other = Installation(bed, bed.make_namespace("test"), tmp_path / "elsewhere")
         other.make_volume()
-        made = other.engine(installation_key=b"another key")
+
+        class Elsewhere(KubernetesEngine):
+            """Where a plan's folders lie is the installation's: one job id, two places."""
+
+            def reserve(self, plan: GangPlan) -> Granted | Waiting | Over:
+                name = plan.job_id.removesuffix("-0123456789")
+                return super().reserve(other.plan(self, name, replicas=len(plan.replicas)))
+
+        made = Elsewhere(other.settings(installation_key=b"another key"))
         yield made
         end_all(made)
         bed.delete_namespace(other.namespace)
