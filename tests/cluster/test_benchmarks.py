@@ -134,7 +134,10 @@ def test_requests_of_jobs_that_run(
     bed: Bed, tmp_path_factory: pytest.TempPathFactory, coordinators: FakeCoordinators,
     priorities: None, agent_image: None,
 ) -> None:  # fmt: skip
-    """At most 2 a job and minute (issue), at 32 real pods and at 300 fake ones."""
+    """At most 2 a job and minute (issue), at 32 real pods and at 300 fake ones.
+
+    Of one job in the median of five windows: the control plane renews a watch now and then.
+    """
     bed.add_fake_nodes(10, gpus=0)
     idle = in_a_window(bed)
     fake = {"spec": {"nodeSelector": SELECTOR, "tolerations": [TOLERATION]}}
@@ -148,13 +151,13 @@ def test_requests_of_jobs_that_run(
             drivers.wait(Phase.RUNNING)
             took_s = time.monotonic() - began
             time.sleep(SETTLED_S)
-            counted = in_a_window(bed)
+            counted = [in_a_window(bed) for _ in range(5 if count == 1 else 1)]
         finally:
             drivers.stop()
             bed.delete_namespace(installation.namespace)
-        rate = a_minute(counted, idle, count)
-        print(f"{count} jobs, all running after {took_s:.0f} s: "
-              f"{rate:.2f} requests a job and minute; {counted - idle}")  # fmt: skip
+        rate = statistics.median(a_minute(found, idle, count) for found in counted)
+        print(f"{count} jobs, all running after {took_s:.0f} s: {rate:.2f} requests a job and "
+              f"minute; {[dict(found - idle) for found in counted]}", flush=True)  # fmt: skip
         assert rate <= 2
     bed.remove_fake_nodes()
 
