@@ -261,7 +261,8 @@ def require_reasons(lab: Lab) -> None:
 
 def require_failed(work: Work, failure: str, says: str) -> None:
     """It has failed with a sentence that ends there, and nothing of it is left."""
-    work.join()
+    outcome = work.join()
+    assert work.events(Kind.FAILED), f"{outcome!r}{work.log()}"
     (failed,) = work.events(Kind.FAILED)
     assert failed.body["class"] == failure, work.log()
     assert says in failed.body["reason"], work.log()

@@ -108,7 +108,9 @@ class Line:
                 yield waiter
 
     def _forget_all_but(self, uids: set[str]) -> None:
-        self._seen = {key: seen for key, seen in self._seen.items() if key[0] in uids}
+        for key in list(self._seen):
+            if key[0] not in uids:
+                self._seen.pop(key, None)
 
     def renew(self, anchor: Document) -> Document | None:
         """Say that somebody still waits for this placement; None where another driver just did."""

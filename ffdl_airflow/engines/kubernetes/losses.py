@@ -123,7 +123,7 @@ class Losses:
         """Seconds since this was said of the pod first."""
         key, now = (pod["metadata"]["uid"], what), time.monotonic()
         while key not in self._since and len(self._since) >= _REMEMBERED:
-            del self._since[next(iter(self._since))]
+            self._since.pop(next(iter(self._since)), None)
         return now - self._since.setdefault(key, now)
 
     def _events_of(self, anchor: Document, pod: Document) -> Sequence[Document]:
@@ -133,7 +133,7 @@ class Losses:
             events = self._cluster.events_of(self._cluster.pods(placement_id))
             self._events[placement_id] = (time.monotonic(), events)
             while len(self._events) > _REMEMBERED:
-                del self._events[next(iter(self._events))]
+                self._events.pop(next(iter(self._events)), None)
         uid = pod["metadata"]["uid"]
         return [event for event in events if event["involvedObject"].get("uid") == uid]
 

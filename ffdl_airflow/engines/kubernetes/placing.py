@@ -50,7 +50,10 @@ _BATCH = 128
 
 
 class Placer:
-    """Places gangs in one namespace; keeps between calls only what saves requests."""
+    """Places gangs in one namespace; keeps between calls only what saves requests.
+
+    Safe in any number of threads: all drivers of a process share one.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -136,9 +139,10 @@ class Placer:
 
     def _pods(self, plan: GangPlan) -> list[Document]:
         """The gang's pods without an owner; those of the plan that was asked for last are kept."""
-        if self._rendered is None or self._rendered[0] != plan:
-            self._rendered = plan, render.pods(plan, self._cluster.settings)
-        return self._rendered[1]
+        known = self._rendered  # of another thread's gang at any moment
+        if known is None or known[0] != plan:
+            known = self._rendered = plan, render.pods(plan, self._cluster.settings)
+        return known[1]
 
     def _enter(self, plan: GangPlan, anchor: Document) -> Document | Waiting:
         """The anchor, now placing, where it is the gang's turn and there is room.
@@ -235,7 +239,7 @@ class Placer:
         if self._clear_away(name):
             self._turnstile.leave(name)
             self._pause(plan, _BACKOFF_S)
-            del self._given_up[name]
+            self._given_up.pop(name, None)
             return Waiting(f"{why}; it is tried again")
         return Waiting(f"{why}; the round is given up, its pods are leaving")
 

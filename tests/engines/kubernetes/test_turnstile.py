@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ffdl_airflow.core.errors import InfrastructureError, SpecError
+from ffdl_airflow.core.plan import GangPlan
 from ffdl_airflow.engines.base import EndRequest, Evidence, Granted, Over, Waiting
 from ffdl_airflow.engines.kubernetes import names, render, turnstile
 from ffdl_airflow.engines.kubernetes.cluster import Cluster
@@ -122,6 +125,35 @@ def test_a_gang_that_was_placed_just_now_is_left_alone(api: FakeApi, expired: No
     api.binds = lambda pod: True
     until(lambda: second.reserve(PLAN), Granted)
     assert sum(name.startswith(TAIL) for name in api.named("pods")) == len(OTHER.replicas)
+
+
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_all_drivers_of_a_process_share_one_engine(api: FakeApi, hurried: None) -> None:
+    """Each gets the pods of its own gang, and what one forgets is not in another's way."""
+    placer = KubernetesEngine(api.settings())._placer
+    plans = [replace(PLAN, job_id=f"gang{n}-0123456789") for n in range(4)]
+
+    def ask(plan: GangPlan) -> None:
+        gang = names.gang_name(plan.placement_id)
+        for number in range(300):
+            assert {pod["metadata"]["name"].startswith(gang) for pod in placer._pods(plan)} == {
+                True
+            }
+            anchor = {"metadata": {"uid": f"{gang}{number}", "annotations": {}}}
+            placer._line.age_s(anchor, names.STAGE)
+            placer._line._forget_all_but({gang})
+
+    with ThreadPoolExecutor(len(plans)) as pool:
+        for asked in [pool.submit(ask, plan) for plan in plans]:
+            asked.result()
 
 
 def test_until_all_are_placed_only_the_coordinator_has_a_name(api: FakeApi) -> None:
