@@ -189,8 +189,8 @@ def deletes_its_secret_once(monkeypatch: pytest.MonkeyPatch, lab: Lab, name: str
     """The secret of a job's first placement is removed before a pod could mount it."""
     real, done = KubeClient.create, threading.Event()
 
-    def create(self: KubeClient, path: str, body: Any) -> Any:
-        made = real(self, path, body)
+    def create(self: KubeClient, path: str, body: Any, **how: Any) -> Any:
+        made = real(self, path, body, **how)
         if path.endswith("/secrets") and name in body["metadata"]["name"] and not done.is_set():
             done.set()
             lab.bed.api("DELETE", f"{path}/{body['metadata']['name']}")

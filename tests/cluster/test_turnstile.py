@@ -171,8 +171,8 @@ def test_a_driver_that_is_killed_while_it_holds_the_lease(
 ) -> None:
     """What it has left half-placed is cleared away by the next gang, and can be placed later."""
     first, left = gang("first", 6), gang("left", 6, driver=1, credentials=blind)
-    wait_for(lambda: isinstance(first[0].reserve(first[1]), Granted), "the first is placed")
     version = version_now(bed, namespace)
+    wait_for(lambda: isinstance(first[0].reserve(first[1]), Granted), "the first is placed")
     killed = multiprocessing.get_context("fork").Process(
         target=place_and_leave, args=(*left, time.monotonic() + LIMIT_S)
     )
