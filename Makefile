@@ -10,6 +10,7 @@ ON_CLUSTER := $(BIN)/python -m pytest tests/cluster --cluster --durations 10 -p 
 # failed is run once more, from a fresh start, and has to pass then. The log keeps both reports.
 AGAIN := --lf --lfnf none
 OF_CORE := $(addprefix tests/,core properties stages stores)
+BESIDE_CORE := $(PYTEST) $(addprefix --ignore=,$(OF_CORE))
 export UV_PYTHON := $(BIN)/python
 export UV_NO_CONFIG := 1
 # Every component is a process of its own; without byte code on disk each would compile Airflow anew.
@@ -28,7 +29,7 @@ up: .venv/demo.stamp
 # Coverage is measured where the core is tested: tracing costs as much again, also where nobody asks.
 test: install
 	$(PYTEST) $(OF_CORE) --cov ffdl_airflow.core --cov-branch --cov-report term
-	$(PYTEST) $(addprefix --ignore=,$(OF_CORE)) || $(PYTEST) $(addprefix --ignore=,$(OF_CORE)) $(AGAIN)
+	$(BESIDE_CORE) || $(BESIDE_CORE) $(AGAIN)
 
 cluster-tools: install
 	$(BIN)/python -m tests.cluster.tools

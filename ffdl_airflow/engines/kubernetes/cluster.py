@@ -164,8 +164,8 @@ class Cluster:
                 if not error.conflict:
                     raise
                 found = self._adopt(kind, name, body)
-        if kind != "pods":
-            self._put(kind, found)
+        if kind == "configmaps":
+            self._anchors.put(found)
         return found
 
     def annotate(self, anchor: Mapping[str, Any], changes: Mapping[str, str]) -> Document | None:
@@ -181,7 +181,7 @@ class Cluster:
                     self.refresh(metadata["name"])
                     return None
                 raise
-        self._put("configmaps", found)
+        self._anchors.put(found)
         return found
 
     def refresh(self, name: str) -> Document | None:
@@ -196,7 +196,7 @@ class Cluster:
                 if known is not None:
                     self._anchors.forget(known)
                 return None
-        self._put("configmaps", found)
+        self._anchors.put(found)
         return found
 
     def remove(self, kind: str, found: Mapping[str, Any], *, grace_s: int | None = None) -> None:
@@ -282,11 +282,6 @@ class Cluster:
             raise ApiError(404, {"message": f"pod {name} has just gone"}, f"GET pod {name}")
         pod: Document = found[0]
         return pod
-
-    def _put(self, kind: str, found: Document) -> None:
-        hub = {"pods": self._pods, "configmaps": self._anchors}.get(kind)
-        if hub is not None:
-            hub.put(found)
 
 
 def _gang_of(found: Mapping[str, Any]) -> str:

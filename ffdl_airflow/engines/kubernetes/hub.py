@@ -2,8 +2,8 @@
 
 For: reading pods and anchors as often as one likes at no request; a look at one gang costs what
 that gang has, however many there are. A copy that is older than ``STALE_S`` says so, so that nobody
-takes a cut line for an empty cluster. What this process has created itself is put in at once. Not
-for: history; only the newest state is kept.
+takes a cut line for an empty cluster. What this process has read or written past the watch can be
+put in at once. Not for: history; only the newest state is kept.
 """
 
 import threading
