@@ -277,13 +277,9 @@ def registry(settings: Settings) -> DirectoryRegistry:
     return DirectoryRegistry(settings.model_root)
 
 
+@lru_cache(maxsize=4)
 def ledger(url: str) -> SqlLedger:
     """One for a process: connections are kept, and 100 drivers do not hold 100 of them."""
-    return _shared_ledger(url, os.getpid())
-
-
-@lru_cache(maxsize=4)
-def _shared_ledger(url: str, pid: int) -> SqlLedger:
     return SqlLedger(url)
 
 

@@ -312,7 +312,7 @@ def read_only(ffdl: Ffdl) -> Iterator[Ffdl]:
     for path in (ffdl.home, *ffdl.home.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     services.ledger(f"sqlite:///{state / 'ledger.db'}").close()
-    services._shared_ledger.cache_clear()  # whoever comes now is another process
+    services.ledger.cache_clear()  # whoever comes now is another process
     opened: list[tuple[Path, int]] = []
     if os.geteuid() == 0:
         for folder in ffdl.home.parents:  # nobody must get there

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ffdl_airflow.engines.kubernetes import render
 from ffdl_airflow.engines.kubernetes.cluster import is_bound
 from ffdl_airflow.engines.kubernetes.engine import KubernetesEngine
 from ffdl_airflow.engines.kubernetes.hub import WATCH_S, Hub
-from ffdl_airflow.engines.kubernetes.settings import Toleration
+from ffdl_airflow.engines.kubernetes.settings import KubernetesSettings, Toleration
 from ffdl_airflow.settings import from_values
 from ffdl_airflow.stages.advance import Driver
 from ffdl_airflow.stages.deps import Deps
@@ -325,20 +326,25 @@ def bound_by_a_job(bed: Bed, installation: Installation, number: int) -> float:
 
 @contextmanager
 def watched(installation: Installation, selector: str) -> Iterator[Callable[[], float]]:
-    """When all pods were bound, as another process has seen it: whoever is measured does less."""
-    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    """When all pods were bound, as another process has seen it: whoever is measured does less.
 
-    def watch() -> None:
-        hub = hub_of(installation.engine(), selector)
-        theirs.send("ready")
-        hub.wait(lambda pods: sum(map(is_bound, pods.values())) == REPLICAS, 120)
-        theirs.send(time.monotonic())
-
-    process = multiprocessing.get_context("fork").Process(target=watch)
+    Not a fork: who has forked copies each page of memory that it writes to, half a second long.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    settings = installation.engine().settings
+    process = context.Process(target=_watch, args=(settings, selector, theirs))
     process.start()
     assert ours.recv() == "ready"
     yield ours.recv
     process.join()
+
+
+def _watch(settings: KubernetesSettings, selector: str, said: Connection) -> None:
+    hub = hub_of(KubernetesEngine(settings), selector)
+    said.send("ready")
+    hub.wait(lambda pods: sum(map(is_bound, pods.values())) == REPLICAS, 120)
+    said.send(time.monotonic())
 
 
 def hub_of(engine: KubernetesEngine, selector: str) -> Hub:

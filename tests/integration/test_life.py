@@ -107,14 +107,16 @@ def test_a_task_that_is_marked_stops_its_ranks(
             assert "Stopped" in run.log("train.register", 1)
 
 
-def test_a_run_that_is_marked_failed_stops_its_ranks(world: World) -> None:
-    run = world.start("group", name="run-failed", delay="0.2", steps=1000)
+@pytest.mark.parametrize("state", ["failed", "success"])
+def test_a_run_that_is_marked_stops_its_ranks(world: World, state: str) -> None:
+    run = world.start("group", name=f"run-{state}", delay="0.2", steps=1000)
     world.wait_training(run)
     run.wait_task("train.launch", "deferred")
     at = now()
-    run.mark_run("failed")
+    run.mark_run(state)
     world.wait_gone(run, since=at)
-    assert wait_for(lambda: world.state(run).terminal)
+    final = wait_for(lambda: world.state(run).terminal and world.state(run))
+    assert final.phase == "Stopped"
 
 
 @pytest.mark.parametrize(("dag", "task"), [("operator", "train"), ("group", "train.launch")])

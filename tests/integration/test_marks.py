@@ -130,17 +130,6 @@ def test_a_reserve_that_is_marked_success_while_it_waits(world: World) -> None:
     world.require_right_model(run, steps=10)
 
 
-def test_a_run_that_is_marked_success_stops_its_ranks(world: World) -> None:
-    run = world.start("group", name="run-success", delay="0.2", steps=1000)
-    world.wait_training(run)
-    run.wait_task("train.launch", "deferred")
-    at = now()
-    run.mark_run("success")
-    world.wait_gone(run, since=at)
-    assert wait_for(lambda: world.state(run).terminal)
-    assert world.state(run).phase == "Stopped"
-
-
 def test_a_gang_that_waits_leaves_when_its_hold_ends(world: World, tmp_path: Path) -> None:
     """``spec.reservation.hold``. Launch comes later, and reserves again."""
     go = tmp_path / "go"

@@ -82,6 +82,19 @@ def test_a_look_has_one_gang(hub: Hub) -> None:
     assert hub.get("b-1") is None
 
 
+def test_who_wrote_which_field_is_not_kept() -> None:
+    listed, said = pod("a-0", 1), pod("a-1", 2)
+    for found in (listed, said):
+        found["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": {"f:spec": {}}}]
+    api = Api(listed)
+    hub = hub_of(api)
+    api.say("ADDED", said)
+    until(hub, "a-1", 2)
+    kept = hub.read()
+    assert set(kept) == {"a-0", "a-1"}
+    assert not any("managedFields" in found["metadata"] for found in kept.values())
+
+
 def test_groups_follow_the_watch(hub: Hub, api: Api) -> None:
     names(hub, "a")
     api.say("ADDED", pod("c-0", 2))
