@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +18,9 @@ from ffdl_airflow.core.events import Kind
 from ffdl_airflow.core.goal import Goal
 from ffdl_airflow.core.lifecycle import Phase
 from ffdl_airflow.engines.kubernetes import render
-from ffdl_airflow.engines.kubernetes.cluster import is_bound
 from ffdl_airflow.engines.kubernetes.engine import KubernetesEngine
-from ffdl_airflow.engines.kubernetes.hub import WATCH_S, Hub
-from ffdl_airflow.engines.kubernetes.settings import KubernetesSettings, Toleration
+from ffdl_airflow.engines.kubernetes.hub import WATCH_S
+from ffdl_airflow.engines.kubernetes.settings import Toleration
 from ffdl_airflow.settings import from_values
 from ffdl_airflow.stages.advance import Driver
 from ffdl_airflow.stages.deps import Deps
@@ -40,6 +36,7 @@ from tests.cluster.fake_gang import FakeCoordinators
 from tests.cluster.fake_nodes import ANNOTATION, SELECTOR, TOLERATION
 from tests.cluster.installation import STEADY, Installation
 from tests.cluster.processes import wait_for
+from tests.cluster.witness import pods_with, watched
 
 pytestmark = pytest.mark.bench
 
@@ -296,7 +293,7 @@ REPLICAS = 256
 
 def bound_by_us(installation: Installation, engine: KubernetesEngine, number: int) -> float:
     plan = installation.plan(engine, f"big{number}", replicas=REPLICAS)
-    with watched(installation, f"ffdl.airflow/job={plan.job_id}") as bound:
+    with watched(engine.settings, f"ffdl.airflow/job={plan.job_id}", REPLICAS) as bound:
         began = time.monotonic()
         granted(engine, plan)
         took = bound() - began
@@ -314,40 +311,10 @@ def bound_by_a_job(bed: Bed, installation: Installation, number: int) -> float:
         "parallelism": REPLICAS, "completions": REPLICAS, "completionMode": "Indexed",
         "template": {"spec": spec},
     }}  # fmt: skip
-    with watched(installation, f"job-name={name}") as bound:
+    with watched(engine.settings, f"job-name={name}", REPLICAS) as bound:
         began = time.monotonic()
         bed.api("POST", path, body)
         took = bound() - began
     bed.api("DELETE", f"{path}/{name}", params={"propagationPolicy": "Background"})
-    hub = hub_of(engine, f"job-name={name}")
-    hub.wait(lambda pods: not pods, 120)
+    pods_with(engine.settings, f"job-name={name}").wait(lambda pods: not pods, 120)
     return took
-
-
-@contextmanager
-def watched(installation: Installation, selector: str) -> Iterator[Callable[[], float]]:
-    """When all pods were bound, as another process has seen it: whoever is measured does less.
-
-    Not a fork: who has forked copies each page of memory that it writes to, half a second long.
-    """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    settings = installation.engine().settings
-    process = context.Process(target=_watch, args=(settings, selector, theirs))
-    process.start()
-    assert ours.recv() == "ready"
-    yield ours.recv
-    process.join()
-
-
-def _watch(settings: KubernetesSettings, selector: str, said: Connection) -> None:
-    hub = hub_of(KubernetesEngine(settings), selector)
-    said.send("ready")
-    hub.wait(lambda pods: sum(map(is_bound, pods.values())) == REPLICAS, 120)
-    said.send(time.monotonic())
-
-
-def hub_of(engine: KubernetesEngine, selector: str) -> Hub:
-    hub = Hub(engine.cluster.client, engine.cluster.path("pods"), selector)
-    hub.read()
-    return hub

@@ -18,8 +18,9 @@ from ffdl_airflow.engines.kubernetes.refusals import explain
 from ffdl_airflow.engines.kubernetes.settings import KubernetesSettings
 
 Document = dict[str, Any]
-_THREADS = 16
-"""Requests of one gang at a time. Chosen; the client's own rate limit is behind it."""
+_THREADS = 128
+"""Requests of one gang at a time; Kubernetes' own Job controller sends up to 500. Chosen: a gang of
+256 has its nodes a fifth sooner than with 16. The client's own rate limit is behind it."""
 ENDED_PHASES = ("Succeeded", "Failed")
 _GANG_LABELS = (names.INSTALLATION, names.JOB, names.PLACEMENT)
 

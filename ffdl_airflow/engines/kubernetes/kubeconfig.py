@@ -40,7 +40,7 @@ def configuration(credentials: Credentials) -> Configuration:
         _load_of_the_pod(found)
     else:
         _load(credentials.kubeconfig, credentials.context, found)
-    found.connection_pool_maxsize = 64  # a long-poll for each job, and they must not queue up
+    found.connection_pool_maxsize = 160  # kept: a gang's requests at once, a long-poll for each job
     return found
 
 

@@ -45,8 +45,8 @@ _AHEAD, _SLOWEST = 20, 6.0
 a gang takes half a second."""
 _BACKOFF_S = (5.0, 20.0)
 """After a round that was given up. Chosen; drawn each time, so that two gangs part."""
-_BATCH = 128
-"""Pods that are made before the Lease is renewed. Chosen: 8 s of a slow server."""
+_BATCH = 256
+"""Pods that are made before the Lease is renewed. Chosen: a few seconds of a slow server."""
 
 
 class Placer:
