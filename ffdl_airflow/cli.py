@@ -5,6 +5,7 @@ own fault · 130 interrupted · 143 told to end (SIGTERM). No traceback for anyt
 """
 
 import argparse
+import errno
 import logging
 import os
 import signal
@@ -15,11 +16,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ffdl_airflow import __version__, commands, console
-from ffdl_airflow.core.errors import FfdlError
+from ffdl_airflow.core.errors import FfdlError, InfrastructureError
 
 EXIT_BUG = 5
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+_OF_THE_MACHINE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE,
+)  # fmt: skip
+"""What the system says of a file and no code of ours can help."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -44,7 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _give_up_output()
         return 0
-    except Exception:  # noqa: BLE001 - the last door: our own fault, told as such
+    except Exception as error:  # noqa: BLE001 - the last door: our own fault, told as such
+        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE and error.filename:
+            _settle_output()
+            sys.stderr.write(f"ffdl: {error.filename}: {error.strerror}. Next: name a place that "
+                             "this user may use, or make it usable\n")  # fmt: skip
+            return InfrastructureError.exit_code
         traceback.print_exc()
         sys.stderr.write("ffdl: this is a fault of ffdl itself; please report it\n")
         return EXIT_BUG

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ffdl_airflow import console, report, services
-from ffdl_airflow.core.errors import FfdlError
+from ffdl_airflow.core.errors import FfdlError, FieldProblem, SpecError
 from ffdl_airflow.core.lifecycle import fold
 from ffdl_airflow.core.quantities import format_duration
 from ffdl_airflow.examples import fernet_key, kept_slots, make_home, own_home, prepare_examples
@@ -24,6 +24,7 @@ from ffdl_airflow.settings import from_environment
 DAG_FILE = "training_group.py"
 WATCHDOG = "watchdog"
 """Task that is left out: one task runs at a time, and it would wait for launch."""
+_RANKS = 2
 _LOOK_S = 0.5
 """Time between two looks at the log. Chosen."""
 
@@ -35,6 +36,7 @@ def main() -> int:
         make_home(home, said="XDG_STATE_HOME")
         prepare_examples(home / "dags")
         os.environ.update(_airflow_settings(home))
+        services.require(from_environment())
     except FfdlError as error:
         sys.stderr.write(f"demo: {error.message}\n")
         return error.exit_code
@@ -49,7 +51,10 @@ def main() -> int:
 
 
 def _airflow_settings(home: Path) -> Mapping[str, str]:
-    slots = str(kept_slots())
+    slots = kept_slots()
+    if slots < _RANKS:
+        allowed = f"{_RANKS} at least: the demo's job has {_RANKS} ranks, of a slot each"
+        raise SpecError([FieldProblem("FFDL_SLOTS", str(slots), allowed)], source="the environment")
     return {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
@@ -58,9 +63,9 @@ def _airflow_settings(home: Path) -> Mapping[str, str]:
         "AIRFLOW__LOGGING__LOGGING_LEVEL": os.environ.get("FFDL_LOG_LEVEL", "ERROR").upper(),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
         "AIRFLOW__FFDL__STATE_DIR": str(home / "ffdl"),
-        "AIRFLOW__FFDL__SLOTS": slots,
+        "AIRFLOW__FFDL__SLOTS": str(slots),
         "FFDL_STATE_DIR": str(home / "ffdl"),
-        "FFDL_SLOTS": slots,
+        "FFDL_SLOTS": str(slots),
     }
 
 

@@ -43,7 +43,7 @@ _WRITTEN = ("cache_dir", "checkpoint_root", "model_root")
 """Settings of folders that a job writes to, which it makes where they are missing."""
 _METHODS = ("capacity", "reserve", "connect", "observe", "end")
 """What an engine can do, see ``engines/base.py``."""
-_KEY_FILE = "installation_key"
+_KEY_FILE, _KEY_LENGTH = "installation_key", 32
 
 
 def deps(settings: Settings, *, source: Mapping[str, Any] | None = None) -> Deps:
@@ -90,6 +90,8 @@ def _require_place(key: str, folder: Path) -> None:
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
         raise _no_place(key, folder, f"cannot be there: {there} is not a directory")
+    if not os.access(there, os.R_OK | os.X_OK):
+        raise _no_place(key, folder, f"cannot be read: {there} is closed to this user")
 
 
 def _no_place(key: str, folder: Path, why: str) -> InfrastructureError:
@@ -297,12 +299,19 @@ def installation_key(settings: Settings) -> bytes:
     try:
         if not path.exists():
             _make_key(path)
-        return path.read_bytes()
+        found = path.read_bytes()
     except OSError as error:
         raise InfrastructureError(
             f"the installation key cannot be made or read: {error}", evidence=str(path),
             next_step="make [ffdl] state_dir writable",
         ) from error  # fmt: skip
+    if len(found) < _KEY_LENGTH:
+        raise InfrastructureError(
+            f"the installation key is damaged: {len(found)} bytes are left of it",
+            evidence=str(path), next_step="bring it back from a backup, or remove it while no job "
+            "of this installation runs; a new one is made then",
+        )  # fmt: skip
+    return found
 
 
 def known_key(settings: Settings) -> bytes:

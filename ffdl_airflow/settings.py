@@ -79,7 +79,7 @@ def from_values(values: Mapping[str, str], *, state_dir: Path) -> Settings:
     """
     read = _Reader(values)
     state = read.path("state_dir", state_dir)
-    timing = {key: read.seconds(key) for key in _SECONDS if values.get(key)}
+    timing = read.timing()
     found = Settings(
         state_dir=state,
         ledger_url=values.get("ledger_url") or default_ledger_url(state),
@@ -89,7 +89,7 @@ def from_values(values: Mapping[str, str], *, state_dir: Path) -> Settings:
         engine=values.get("engine") or "local",
         slots=read.count("slots", least=1, allowed="a whole number, at least 1"),
         gpus=read.count("gpus", least=0, allowed="a whole number, 0 for none"),
-        timing=Timing(**timing),
+        timing=timing,
         installation_key=values.get("installation_key") or None,
         kubernetes={key: values[key] for key in _KUBERNETES if values.get(key)},
     )
@@ -127,6 +127,14 @@ class _Reader:
             self._wrong(key, repr(text), "a finite number above 0")
             return 1.0
         return number
+
+    def timing(self) -> Timing:
+        """The times of a gang; an agent may not be called silent before it had to say a word."""
+        found = Timing(**{key: self.seconds(key) for key in _SECONDS if self._values.get(key)})
+        if found.silent_s <= found.heartbeat_s and not self.problems:
+            allowed = f"more than heartbeat_s, which is {found.heartbeat_s:g}"
+            self._wrong("silent_s", f"{found.silent_s:g}", allowed)
+        return found
 
     def count(self, key: str, *, least: int, allowed: str) -> int | None:
         """A whole number; None where nothing is said."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ffdl_airflow import console
+from ffdl_airflow import console, services
 from ffdl_airflow.core.errors import FfdlError, InfrastructureError, UserError
 from ffdl_airflow.core.quantities import format_duration
 from ffdl_airflow.examples import (
@@ -27,6 +27,7 @@ from ffdl_airflow.examples import (
     prepare_examples,
 )
 from ffdl_airflow.exclusive import exclusive
+from ffdl_airflow.settings import from_environment
 from ffdl_airflow.testing.airflow_server import (
     AirflowServer,
     NotReadyError,
@@ -82,6 +83,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def _run(home: Path, port: int) -> None:
+    services.require(from_environment())
     _require_free(port)
     console.line(f"Airflow starts; its home is {home}")
     begun = time.monotonic()

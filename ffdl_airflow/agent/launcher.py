@@ -149,7 +149,7 @@ def start(
     env = environment(plan, replica, process, order=order)
     with open(log_path(replica, process, order.attempt), "ab") as output:
         lines = [tuning.apply(setting, env) for setting in tuned]
-        output.write("".join("ffdl: %s\n" % line for line in lines).encode())
+        output.write("".join("%s%s\n" % (protocol.SAID, line) for line in lines).encode())
         output.flush()
         child = subprocess.Popen(
             [filled(word, replica, order.ports) for word in replica.command],

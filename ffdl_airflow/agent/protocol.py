@@ -37,6 +37,8 @@ LONG_POLL_S = 55.0
 ASK = "--ask"
 """The agent's file called with it asks the coordinator beside it, see ``ask.py``."""
 
+SAID = "ffdl: "
+"""So begins what we write into a rank's log; it is no word of the user's program."""
 TAIL_BYTES = 4096
 """Log tail kept for each rank. Kubernetes' limit for a termination message is 4096 bytes."""
 

@@ -95,7 +95,9 @@ def _processes(value: object) -> int | str:
 _NUMBER = BeforeValidator(_no_truth)
 Bytes = Annotated[int, BeforeValidator(parse_bytes), AfterValidator(_above_zero)]
 Cores = Annotated[float, BeforeValidator(_cores), Field(gt=0)]
-Seconds = Annotated[float, _NUMBER, Field(gt=0)]
+_MOST_S = 315_576_000
+"""Longest time that a spec may say: ten years. Chosen: what is longer is a slip of the unit."""
+Seconds = Annotated[float, _NUMBER, Field(gt=0, le=_MOST_S)]
 Count = Annotated[int, _NUMBER, Field(ge=0)]
 Positive = Annotated[int, _NUMBER, Field(ge=1)]
 Replicas = Annotated[int, _NUMBER, Field(ge=1, le=MOST_REPLICAS)]

@@ -29,7 +29,9 @@ def ledger_url(text: str) -> sa.URL:
     try:
         dialect.import_dbapi()
     except ImportError as error:
-        raise _refused(text, f"whose driver is not installed ({error})") from None
+        raise _refused(
+            text, f"whose driver is not installed ({error}; ffdl_airflow[postgres] has it)"
+        ) from None
     file = url.database or ""
     if url.get_backend_name() == "sqlite" and (file in ("", ":memory:") or file[:5] == "file:"):
         raise _refused(text, "which names no file")

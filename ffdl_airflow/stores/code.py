@@ -36,12 +36,13 @@ def is_ignored(name: str, folder: bool) -> bool:  # noqa: FBT001 - the form of `
 def open_code(source: Mapping[str, Any]) -> base.Store:
     """The store for ``{"kind": "code", "path": …}``."""
     path = str(source.get("path", ""))
+    files = open_path(path, ignored=is_ignored)  # refuses what cannot be reached
     if Path(path).is_file() and not (is_zip_name(path) or is_tar_name(path)):
         raise base.SourceError(
             f"{path} is a single file", code=base.NOT_A_FOLDER, found="a single file",
             allowed="a folder or zip that the program lies in",
         )  # fmt: skip
-    return CodeStore(open_path(path, ignored=is_ignored), Path(path))
+    return CodeStore(files, Path(path))
 
 
 class CodeStore:

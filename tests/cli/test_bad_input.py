@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ FIELDS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
      "spec.dataStores[0].path: found /no/data, no such path, allowed: "),
     ("empty data", empty_data,
      "spec.dataStores[0].path: found {home}/nothing-in-it, 0 files, allowed: at least one"),
+    ("a deadline beyond all time", lambda spec: spec.update(deadlines={"launch": 1e300}),
+     "spec.deadlines.launch: found 1e+300, allowed: at most 315576000"),
+    ("endless code", lambda spec: spec["training"].update(code="x" * 5000),
+     "spec.training.code: found "),
     ("too many slots", lambda spec: spec.update(replicas=5),
      "gang of 5 slots, allowed: at most 4, this machine's slots ([ffdl] slots, FFDL_SLOTS)"),
     ("a priority", lambda spec: spec.update(priority="high"),
@@ -98,6 +103,12 @@ def test_a_wrong_field(
     assert "hunter2" not in line
 
 
+SMALL = """
+apiVersion: ffdl.cloud.ibm.com/v1
+kind: TrainingJob
+metadata: {name: small}
+spec: {training: {framework: custom, code: code, entryPoint: counting.py}, replicas: 1}
+"""
 TEXTS: list[tuple[str, str | bytes, str]] = [
     ("not YAML", "metadata: [", "line 1, column 12: found no YAML that can be read"),
     (
@@ -151,6 +162,8 @@ def test_neither_file_nor_job(ffdl: Ffdl) -> None:
      (["get"], {"FFDL_SLOTS": "0"}, "slots: found '0', allowed: a whole number, at least 1"),
      (["get"], {"FFDL_SLOTS": "9" * 5000}, "9', allowed: a whole number, at least 1"),
      (["get"], {"FFDL_HOLD_S": "inf"}, "hold_s: found 'inf', allowed: a finite number above 0"),
+     (["get"], {"FFDL_SILENT_S": "1"},
+      "silent_s: found 1, allowed: more than heartbeat_s, which is 2"),
      (["get"], {"FFDL_HEARTBEAT_S": "nan", "FFDL_SLOTS": "x"},
       "heartbeat_s: found 'nan', allowed: a finite number above 0; slots: found 'x', allowed: a"),
      (["get"], {"FFDL_STATE_DIR": "~nobody-of-this-name/x"},
@@ -301,34 +314,88 @@ def test_a_full_disk_for_the_output(ffdl: Ffdl) -> None:
     assert "the output cannot be written: No space left on device. Next: " in line
 
 
+@contextmanager
+def as_nobody(inside: Path) -> Iterator[None]:
+    """Modes do not stop root: it becomes nobody for a time, who may come as far as to here."""
+    opened: list[tuple[Path, int]] = []
+    for folder in inside.parents:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if not mode & stat.S_IXOTH:
+            opened.append((folder, mode))
+            folder.chmod(mode | stat.S_IXOTH | stat.S_IXGRP)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        for folder, mode in opened:
+            folder.chmod(mode)
+
+
+@pytest.fixture
+def closed(ffdl: Ffdl) -> Iterator[Path]:
+    """A folder that the user may not enter."""
+    folder = ffdl.home / "closed"
+    (folder / "inside").mkdir(parents=True)
+    folder.chmod(0o700 if os.geteuid() == 0 else 0)
+    with as_nobody(folder) if os.geteuid() == 0 else nullcontext():
+        yield folder
+    folder.chmod(0o700)
+
+
+@pytest.mark.parametrize("words", [["get"], ["describe", "x"], ["registry"], ["doctor"]])
+def test_a_folder_of_somebody_else(ffdl: Ffdl, closed: Path, words: list[str]) -> None:
+    folders = {"FFDL_STATE_DIR": f"{closed}/inside", "FFDL_MODEL_ROOT": f"{closed}/inside"}
+    for places in (folders, {"FFDL_STATE_DIR": str(closed), "FFDL_MODEL_ROOT": str(closed)}):
+        result = ffdl(*words, **places)
+        assert result.code == 3, result.err
+        told = result.err or result.out
+        assert str(closed) in told
+        assert "Traceback" not in told
+        assert "fault of ffdl" not in told
+
+
+def test_a_ledger_in_a_folder_of_somebody_else(ffdl: Ffdl, closed: Path) -> None:
+    result = ffdl("get", FFDL_LEDGER_URL=f"sqlite:///{closed}/inside/ledger.db")
+    assert result.code == 3, result.err
+    (line,) = result.err.splitlines()
+    assert str(closed) in line
+
+
+def test_code_in_a_folder_of_somebody_else(ffdl: Ffdl, closed: Path) -> None:
+    document = yaml.safe_load(SMALL)
+    document["spec"]["training"]["code"] = f"{closed}/inside"
+    result = ffdl("validate", "-f", "-", stdin=yaml.safe_dump(document))
+    assert result.code == 2, result.err
+    assert f"spec.training.code: found {closed}/inside, " in result.err
+
+
+@pytest.mark.parametrize("left", [b"", b"abc"])
+def test_a_damaged_installation_key(ffdl: Ffdl, left: bytes) -> None:
+    (ffdl.home / "state").mkdir()
+    (ffdl.home / "state" / "installation_key").write_bytes(left)
+    result = ffdl("run", "-f", ffdl.manifest())
+    assert result.code == 3
+    assert f"the installation key is damaged: {len(left)} bytes are left of it" in result.err
+    assert ffdl("get", "-o", "json").json == []
+
+
 @pytest.fixture
 def read_only(ffdl: Ffdl) -> Iterator[Ffdl]:
-    """The installation, after one submit, with a ledger that may be read only.
-
-    Modes do not stop root: it becomes nobody for the time of the test.
-    """
+    """The installation, after one submit, with a ledger that may be read only."""
     assert ffdl("run", "-f", ffdl.manifest(), "--until", "submit").code == 0
     state = ffdl.home / "state"
     for path in (ffdl.home, *ffdl.home.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     services.ledger(f"sqlite:///{state / 'ledger.db'}").close()
     services.ledger.cache_clear()  # whoever comes now is another process
-    opened: list[tuple[Path, int]] = []
     if os.geteuid() == 0:
-        for folder in ffdl.home.parents:  # nobody must get there
-            mode = stat.S_IMODE(folder.stat().st_mode)
-            if not mode & stat.S_IXOTH:
-                opened.append((folder, mode))
-                folder.chmod(mode | stat.S_IXOTH | stat.S_IXGRP)
-        os.seteuid(65534)
+        with as_nobody(state):
+            yield ffdl
     else:
         for path in (*state.glob("ledger.db*"), state):
             path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
-    yield ffdl
-    if opened or os.getuid() == 0:
-        os.seteuid(0)
-    for folder, mode in opened:
-        folder.chmod(mode)
+        yield ffdl
     state.chmod(0o755)
 
 

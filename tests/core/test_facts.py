@@ -55,7 +55,8 @@ def test_what_an_event_is_about(body: Any, source: Any, placement: int | None) -
 
 @given(st.datetimes(timezones=st.timezones()))
 def test_moments_come_back(moment: datetime) -> None:
-    assert parse_iso(iso(moment)) == moment
+    # Of different zones Python calls no moment equal that a change of clocks has twice or skips.
+    assert parse_iso(iso(moment)) == moment.astimezone(timezone.utc)
     assert parse_iso(iso(moment)).tzinfo is timezone.utc
     assert iso(moment).endswith("Z")
 

@@ -39,6 +39,7 @@ def test_the_log_tells_the_class(case: dict[str, Any]) -> None:
     verdict = judge(result(case), resumed=case.get("resumed", True))
     assert (verdict.failure.value, verdict.replica, verdict.rank) == (case["class"], "worker-1", 1)
     assert case.get("line", "") in verdict.cause
+    assert case.get("without", "no such word") not in verdict.cause
     if "certain" in case:
         assert verdict.certain is case["certain"]
 

@@ -469,7 +469,7 @@ specs = st.fixed_dictionaries(
         "replicas": st.integers(1, 9),
         "resources": st.fixed_dictionaries({}, optional={
             "gpu": st.integers(0, 16), "cpu": st.integers(1, 64),
-            "memory": st.integers(1, 2**50), "gpuTimeLimit": st.floats(0.1, 1e9)}),
+            "memory": st.integers(1, 2**50), "gpuTimeLimit": st.floats(0.1, 3e8)}),
         "model": st.fixed_dictionaries({"name": names}),
         "checkpoint": st.fixed_dictionaries({}, optional={
             "every": st.integers(1, 10**12), "onClear": st.sampled_from(["resume", "fresh"])}),

@@ -175,5 +175,20 @@ def test_the_slots_are_those_that_were_asked_for(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     code, said = told(demo.main)
     assert (code, "slots: found 'many', allowed: a whole" in said) == (2, True)
+    monkeypatch.setenv("FFDL_SLOTS", "1")
+    code, said = told(demo.main)
+    assert (code, "FFDL_SLOTS: found 1, allowed: 2 at least" in said) == (2, True)
     monkeypatch.delenv("FFDL_SLOTS")
     assert examples.kept_slots() >= 2
+
+
+def test_an_engine_that_there_is_not(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__FFDL__ENGINE", "wrong")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    home = ["--home", str(tmp_path / "up"), "--port", str(free_port())]
+    for main, words in ((demo.main, ()), (up.main, (home,))):
+        code, said = told(main, *words)
+        assert (code, said.count("\n")) == (2, 1)
+        assert "engine: found 'wrong', allowed: local" in said

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ffdl_airflow.agent import protocol
 from ffdl_airflow.core.failures import log_lines
 from ffdl_airflow.core.failures.classes import FailureClass
 
@@ -162,12 +163,17 @@ def look_killed(tail: str) -> Found | None:
 
 
 def last_line(tail: str) -> str | None:
-    """What a process died of, else its last line that tells something."""
+    """What a process died of, else the last line of its own that tells something."""
     lines = log_lines.read(tail)
     chains = log_lines.deaths(lines)
     if chains:
         return chains[0][-1][:LINE_LENGTH]
-    telling = [line.text for line in lines if any(map(str.isalnum, line.text))]  # no bare dashes
+    telling = [
+        line.text
+        for line in lines
+        if any(map(str.isalnum, line.text))  # no bare dashes
+        and not line.text.startswith(protocol.SAID)
+    ]
     return telling[-1][:LINE_LENGTH] if telling else None
 
 

@@ -40,7 +40,7 @@ _ALLOWED: Mapping[str, str] = {
     "invalid_key": "texts as keys",
     "greater_than": "above {gt:g}",
     "greater_than_equal": "at least {ge:g}",
-    "less_than_equal": "at most {le:g}",
+    "less_than_equal": "at most {le:.12g}",
 }
 
 
