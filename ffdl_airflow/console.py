@@ -162,12 +162,16 @@ def writing() -> Iterator[None]:
 
 
 class ProgressDisplay:
-    """Phases as they come, and the gang's step. A line that is redrawn on a terminal."""
+    """Phases as they come, why an attempt has ended, and the gang's step.
+
+    On a terminal the last line is redrawn.
+    """
 
     def __init__(self, to: TextIO | None = None) -> None:
         self._to = to or sys.stdout
         self._shown = 0
         self._last: tuple[str, float] = ("", 0.0)
+        self._reason: str | None = None
         screen = Console(file=self._to)
         self._live = Live(console=screen, transient=True) if self._to.isatty() else None
 
@@ -184,15 +188,19 @@ class ProgressDisplay:
         """Print the phases that are new; what the last one waited for is over then."""
         if self._live is not None and self._shown < len(state.story):
             self._live.update("")
+        if self._reason not in (None, state.reason) and state.reason and not state.terminal:
+            self._print(f"          {state.reason}")
         for number in range(self._shown, len(state.story)):
             phase, at = state.story[number]
             since = at - state.story[0][1]
-            text = f"{at:%H:%M:%S}  +{since.total_seconds():7.2f}s  {phase}"
-            if self._live is not None:
-                self._live.console.print(text)
-            else:
-                line(text, to=self._to)
-        self._shown = len(state.story)
+            self._print(f"{at:%H:%M:%S}  +{since.total_seconds():7.2f}s  {phase}")
+        self._reason, self._shown = state.reason, len(state.story)
+
+    def _print(self, text: str) -> None:
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            line(text, to=self._to)
 
     def waits(self, outcome: Waits) -> None:
         """Show what is being waited for."""

@@ -108,6 +108,27 @@ def test_progress_in_plain_lines() -> None:
     )
 
 
+def test_why_an_attempt_has_ended_is_said_once() -> None:
+    """And not again by who begins to follow later, nor of a job that is over: its end says it."""
+    out, lost = io.StringIO(), "rank 1 of worker-1 was killed by signal 9"
+    running = waits(Phase.RUNNING).state
+    with console.ProgressDisplay(out) as display:
+        display.phases(running)
+        again = (*running.story, (Phase.STOPPING, T0 + timedelta(seconds=2)))
+        for _ in range(2):
+            display.phases(replace(running, story=again, reason=lost))
+        failed = (*again, (Phase.FAILED, T0 + timedelta(seconds=3)))
+        display.phases(replace(running, phase=Phase.FAILED, story=failed, reason="no more tries"))
+    assert out.getvalue().splitlines()[2:] == [
+        f"          {lost}",
+        "22:00:02  +   2.00s  Stopping",
+        "22:00:03  +   3.00s  Failed",
+    ]
+    late = io.StringIO()
+    console.ProgressDisplay(late).phases(replace(running, reason=lost))
+    assert lost not in late.getvalue()
+
+
 def test_what_is_waited_for_is_said_where_there_is_no_step() -> None:
     out = io.StringIO()
     console.ProgressDisplay(out).waits(waits(Phase.RESERVING, {"step": None}))
