@@ -38,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Airflow makes files in its home when it is imported: not in the home of who runs the tests.
     os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="ffdl-airflow-home-")
     os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+    # A shell starts what runs in its background with SIGINT ignored, and so would all ours be.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
