@@ -198,7 +198,7 @@ class ProgressDisplay:
 
     def _print(self, text: str) -> None:
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(text, markup=False)
         else:
             line(text, to=self._to)
 

@@ -90,8 +90,8 @@ def _require_place(key: str, folder: Path) -> None:
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
         raise _no_place(key, folder, f"cannot be there: {there} is not a directory")
-    if not os.access(there, os.R_OK | os.X_OK):
-        raise _no_place(key, folder, f"cannot be read: {there} is closed to this user")
+    if not os.access(there, os.X_OK, effective_ids=True):
+        raise _no_place(key, folder, f"cannot be entered: {there} is closed to this user")
 
 
 def _no_place(key: str, folder: Path, why: str) -> InfrastructureError:

@@ -125,13 +125,13 @@ class _Reader:
             number = math.nan
         if not (number > 0 and math.isfinite(number)):
             self._wrong(key, repr(text), "a finite number above 0")
-            return 1.0
+            return math.nan  # is neither more nor less than any other
         return number
 
     def timing(self) -> Timing:
         """The times of a gang; an agent may not be called silent before it had to say a word."""
         found = Timing(**{key: self.seconds(key) for key in _SECONDS if self._values.get(key)})
-        if found.silent_s <= found.heartbeat_s and not self.problems:
+        if found.silent_s <= found.heartbeat_s:
             allowed = f"more than heartbeat_s, which is {found.heartbeat_s:g}"
             self._wrong("silent_s", f"{found.silent_s:g}", allowed)
         return found

@@ -39,6 +39,7 @@ ASK = "--ask"
 
 SAID = "ffdl: "
 """So begins what we write into a rank's log; it is no word of the user's program."""
+
 TAIL_BYTES = 4096
 """Log tail kept for each rank. Kubernetes' limit for a termination message is 4096 bytes."""
 

@@ -103,12 +103,6 @@ def test_a_wrong_field(
     assert "hunter2" not in line
 
 
-SMALL = """
-apiVersion: ffdl.cloud.ibm.com/v1
-kind: TrainingJob
-metadata: {name: small}
-spec: {training: {framework: custom, code: code, entryPoint: counting.py}, replicas: 1}
-"""
 TEXTS: list[tuple[str, str | bytes, str]] = [
     ("not YAML", "metadata: [", "line 1, column 12: found no YAML that can be read"),
     (
@@ -334,9 +328,11 @@ def as_nobody(inside: Path) -> Iterator[None]:
 
 @pytest.fixture
 def closed(ffdl: Ffdl) -> Iterator[Path]:
-    """A folder that the user may not enter."""
+    """A folder that the user may not enter, and a manifest whose code is in it."""
     folder = ffdl.home / "closed"
     (folder / "inside").mkdir(parents=True)
+    code = {"framework": "custom", "code": f"{folder}/inside", "entryPoint": "counting.py"}
+    ffdl.manifest(training=code)
     folder.chmod(0o700 if os.geteuid() == 0 else 0)
     with as_nobody(folder) if os.geteuid() == 0 else nullcontext():
         yield folder
@@ -363,9 +359,7 @@ def test_a_ledger_in_a_folder_of_somebody_else(ffdl: Ffdl, closed: Path) -> None
 
 
 def test_code_in_a_folder_of_somebody_else(ffdl: Ffdl, closed: Path) -> None:
-    document = yaml.safe_load(SMALL)
-    document["spec"]["training"]["code"] = f"{closed}/inside"
-    result = ffdl("validate", "-f", "-", stdin=yaml.safe_dump(document))
+    result = ffdl("validate", "-f", ffdl.home / "count.yaml")
     assert result.code == 2, result.err
     assert f"spec.training.code: found {closed}/inside, " in result.err
 

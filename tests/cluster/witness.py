@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
-from ffdl_airflow.engines.kubernetes.cluster import is_bound
-from ffdl_airflow.engines.kubernetes.engine import KubernetesEngine
+from ffdl_airflow.engines.kubernetes.cluster import Cluster, is_bound
 from ffdl_airflow.engines.kubernetes.hub import Hub
 from ffdl_airflow.engines.kubernetes.settings import KubernetesSettings
 
@@ -34,7 +33,7 @@ def watched(
 
 def pods_with(settings: KubernetesSettings, selector: str) -> Hub:
     """What such pods there are, of whatever owner."""
-    cluster = KubernetesEngine(settings).cluster
+    cluster = Cluster(settings)
     hub = Hub(cluster.client, cluster.path("pods"), selector)
     hub.read()
     return hub

@@ -84,11 +84,12 @@ def test_sources_are_data_and_code() -> None:
 
 
 def test_movers_are_waited_for(world: World, data: Path) -> None:
-    movers = Movers(corpus=[RUNNING, RUNNING, ready("corpus")], code=[ready("code")])
+    movers = Movers(corpus=[RUNNING] * 3 + [ready("corpus")], code=[ready("code")])
     start(world, movers, data)
-    outcome = world.advance()  # whoever wants it all waits here too
-    assert isinstance(outcome, Waits)
+    assert isinstance(world.advance(), Waits)  # whoever wants it all waits here too
     assert world.engine.gangs == {}
+    outcome = world.advance(Goal.PREFETCH)
+    assert isinstance(outcome, Waits)
     assert (outcome.wait.what, outcome.wait.at_most_s) == ("fetching corpus 3/9", 0.1)
     assert isinstance(world.advance(Goal.PREFETCH), Done)
     (started,) = world.events(Kind.PREFETCH_STARTED)

@@ -47,6 +47,18 @@ def test_every_task_of_ours_has_it() -> None:
     ]
 
 
+def test_every_number_of_the_form_has_bounds() -> None:
+    """What Airflow's processes cannot tell each other is refused by the form, not by a task."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    file = str(EXAMPLES / "training_from_ui.py")
+    bag = DagBag(dag_folder=file, bundle_path=EXAMPLES, bundle_name="examples")
+    schemas = {name: param.schema for name, param in bag.dags["training_from_ui"].params.items()}
+    numbers = {name: of for name, of in schemas.items() if of["type"] in ("integer", "number")}
+    assert "seed" in numbers
+    assert all("enum" in of or "maximum" in of for of in numbers.values()), numbers
+
+
 def test_airflow_knows_it_from_the_provider() -> None:
     from airflow.providers_manager import ProvidersManager
 

@@ -154,7 +154,7 @@ class Hub:
         with self._changed:
             self._objects, self._groups = {}, {}
             for item in kept:
-                self._keep(_lean(item))
+                self._keep(item)
             self._version = version
             self._hear()
 
@@ -165,11 +165,11 @@ class Hub:
             resourceVersion=self._version, timeoutSeconds=asked_s,
         )  # fmt: skip
         for event in events:
-            found = _lean(event["object"])
+            found = event["object"]
             with self._changed:
                 self._version = found["metadata"]["resourceVersion"]
                 if event["type"] == "DELETED":
-                    self._departed[found["metadata"]["name"]] = found
+                    self._departed[found["metadata"]["name"]] = _lean(found)
                     self._drop(found)
                 elif event["type"] != "BOOKMARK":
                     self._take(found)
@@ -202,7 +202,7 @@ class Hub:
         name = found["metadata"]["name"]
         if name in self._objects:  # its group may have been another
             self._lose(self._objects[name])
-        self._objects[name] = found
+        self._objects[name] = _lean(found)
         self._groups.setdefault(self._group(found), {})[name] = found
 
     def _lose(self, known: Document) -> None:
